@@ -1,0 +1,52 @@
+# Two commands: `make serve` answers real prompts on 127.0.0.1:8000, `make test` checks everything. Each sets up what it needs.
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?= smollm2-135m-instruct
+SERVE_FLAGS ?=
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+NATIVE := CMakeLists.txt $(wildcard octavo/kernels/csrc/*)
+
+.PHONY: serve chat test test-fast test-slow lint bench install dev clean help
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt $(NATIVE)
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+install: $(VENV)/.installed  ## virtual environment with Octavo in it
+dev: $(VENV)/.dev  ## the same, with what the tests need
+
+serve: $(VENV)/.installed  ## serve MODEL (default: a small chat model, pulled on first use)
+	$(BIN)/octavo serve $(MODEL) $(SERVE_FLAGS)
+
+chat: $(VENV)/.installed  ## talk to MODEL in the terminal
+	$(BIN)/octavo chat $(MODEL)
+
+lint: $(VENV)/.dev  ## ruff and mypy
+	$(BIN)/ruff check octavo tests benchmarks examples
+	$(BIN)/mypy
+
+test-fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" --durations=10
+
+test-slow: $(VENV)/.dev  ## tests that need minutes
+	$(BIN)/python -m pytest -m slow --durations=10
+
+test: lint test-fast  ## lint, types and the fast tests (pulls three small checkpoints, 840 MB, once)
+
+bench: $(VENV)/.installed  ## host cost of a step and KV waste
+	$(BIN)/python benchmarks/host_step.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

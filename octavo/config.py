@@ -1,0 +1,60 @@
+"""Engine configuration: small, frozen, resolved once. Nothing reads environment variables after this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo.errors import ConfigError
+
+AUTO = "auto"
+BACKENDS = (AUTO, "cpu", "reference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What a user may choose about an engine. None or "auto" means: chosen from the model and the machine, and printed at start.
+
+    model: catalog name, folder, or .gguf file.   max_model_len: tokens of prompt plus output one request may hold.
+    kv_cache_memory_bytes: size of the KV cache.   max_num_seqs: rows of a step.   max_num_batched_tokens: tokens of a step.
+    scheduler, kv_cache: a registered name or "module:Class".   threads: compute threads, 0 is every core this process may use.
+    """
+
+    model: str = "smollm2-135m-instruct"
+    served_model_name: str | None = None
+    backend: str = AUTO
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    scheduler: str = "default"
+    kv_cache: str = "paged"
+    threads: int = 0
+    seed: int = 0
+    chat_template: str | None = None  # text of a template that replaces the model's own
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
+        least = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "threads": 0}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        for name in ("max_model_len", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if self.block_size & (self.block_size - 1) or self.block_size > 128:
+            raise ConfigError(f"block_size must be a power of two up to 128, got {self.block_size}")
+
+    @classmethod
+    def from_options(cls, **options: Any) -> EngineConfig:
+        """Build from keyword options; unknown names are errors that list the known ones."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            raise ConfigError(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+        return cls(**options)

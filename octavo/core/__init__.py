@@ -1,0 +1,1 @@
+"""Pure core: scheduling and KV accounting. Standard library only."""

@@ -1,0 +1,1 @@
+"""Text in, an asynchronous stream of text deltas out; every front end stands on this."""
