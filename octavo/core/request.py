@@ -9,6 +9,7 @@ from octavo.core.plan import Row
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from octavo.core.plan import PositionLogprobs
     from octavo.core.sampling_params import SamplingParams
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
@@ -28,8 +29,8 @@ class Request:
 
     __slots__ = (
         "arrival", "block_hashes", "block_ids", "cache_salt", "capacity", "draft", "eos_token_ids", "forks", "gate", "index", "max_len",
-        "min_len", "num_cached", "num_computed", "num_preemptions", "params", "parent", "priority", "prompt_len", "request_id", "row", "seq",
-        "skipped", "slot", "status", "stop_ids", "token_ids",
+        "min_len", "num_cached", "num_computed", "num_preemptions", "num_published", "order", "params", "parent", "priority", "prompt_len",
+        "prompt_logprobs", "request_id", "row", "seq", "skipped", "slot", "status", "stop_ids", "token_ids", "unreported",
     )
 
     def __init__(
@@ -48,7 +49,10 @@ class Request:
         parent: Request | None = None,
         gate: Callable[[], bool] | None = None,
     ) -> None:
-        """``max_len`` bounds prompt plus output (context and max_tokens, whichever is smaller). ``prompt_len`` is given when resuming."""
+        """``max_len`` bounds prompt plus output (context and max_tokens, whichever is smaller). ``prompt_len`` is given when resuming.
+
+        ``gate`` says whether the request may start; it is asked before each step until it says yes, and ends the request by raising.
+        """
         self.request_id, self.index, self.params = request_id, index, params
         self.token_ids = token_ids
         self.prompt_len = len(token_ids) if prompt_len is None else prompt_len
@@ -61,15 +65,21 @@ class Request:
         self.forks: list[Request] = []
         self.status = WAITING
         self.slot = -1
-        self.seq = 0  # admission order, set by the scheduler
-        self.skipped = 0  # times passed over because it did not fit
+        self.seq = 0  # order of arrival, set by the scheduler
+        self.order: tuple[float, int] = (0.0, 0)  # place in the queue (policy rank, seq), set by the scheduler
+        self.skipped = 0  # times a later request was admitted first because this one did not fit
         self.num_computed = 0
         self.num_cached: int | None = None  # prefix hit at first admission
         self.num_preemptions = 0
         self.draft: list[int] = []
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # chained hash of each full block known so far
-        self.capacity = 0
+        self.num_published = 0  # leading blocks that the prefix cache has seen
+        self.capacity = 0  # positions below this may be written without asking the cache
+        self.unreported = True  # no delta has been sent yet
+        # Collected until the first delta; None: not asked for, or sent (a resumed request sent them with its first token).
+        wanted = params.prompt_logprobs is not None and len(token_ids) == self.prompt_len
+        self.prompt_logprobs: list[PositionLogprobs] | None = [] if wanted else None
         self.row = Row(-1, 0, 0)  # reused every step
 
     @property

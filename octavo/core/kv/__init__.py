@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from octavo.core.request import Request
 
 
-class KVCache(Protocol):
+class KVUsage(NamedTuple):
+    """What the cache holds now. Blocks that only the prefix cache remembers are free, not used."""
+
+    blocks_used: int
+    slots_allocated: int  # token slots of the used blocks
+    slots_filled: int  # of these, the ones that hold a token
+
+    @property
+    def waste(self) -> float:
+        """Share of allocated slots that hold no token, 0 when nothing is allocated."""
+        return 1.0 - self.slots_filled / self.slots_allocated if self.slots_allocated else 0.0
+
+
+class ReportsUsage(Protocol):
+    def usage(self) -> KVUsage: ...
+
+
+class KVCache(ReportsUsage, Protocol):
     """The block ledger the scheduler drives. Every method keeps :meth:`check` true.
 
-    A request owns ``block_ids`` (its block table) and ``capacity`` (tokens those blocks hold); only the cache writes them.
+    A request owns ``block_ids`` (its block table) and ``capacity`` (positions below it may be written without asking); only the cache
+    writes them. ``num_free`` counts the blocks that :meth:`reserve` could take now, ``max_tokens`` the tokens one request may hold when
+    it has the cache to itself.
     """
 
     block_size: int
     num_blocks: int
+    num_free: int
+    max_tokens: int
 
     def match(self, request: Request) -> int:
         """Tokens of the request's prefix that are already cached: a multiple of ``block_size`` below ``len(token_ids)``. Changes nothing."""
@@ -42,3 +63,16 @@ class KVCache(Protocol):
     def check(self) -> None:
         """Raise AssertionError unless every block is accounted for exactly once."""
         ...
+
+
+def reserve_up_to(cache: KVCache, request: Request, end: int) -> tuple[int, list[tuple[int, int]] | None]:
+    """Reserve up to ``end``, else as far as the free blocks reach, else one token. Returns (new end, copies); copies is None, and the end is
+    ``num_computed``, if not even one token fits."""
+    start = request.num_computed
+    end = min(end, (len(request.block_ids) + cache.num_free) * cache.block_size)
+    while end > start:
+        copies = cache.reserve(request, end)
+        if copies is not None:
+            return end, copies
+        end = min(end - 1, start + 1)
+    return start, None
