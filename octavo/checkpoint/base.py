@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class RawTensor:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """Where the tokenizer comes from; exactly one of the two is set.
+    """Where the tokenizer comes from; exactly one of the two is set, or neither if a folder holds weights without a tokenizer.
 
     ``path``: a ``tokenizer.json``. ``gguf``: the ``tokenizer.*`` metadata of a GGUF file, keys as in the file, arrays as Python lists
     or numpy arrays. ``options`` holds what ``tokenizer_config.json`` would say (add_bos_token, bos_token, eos_token, ...).
@@ -62,4 +62,4 @@ class Checkpoint(Protocol):
         ...
 
 
-Progress = "Callable[[int, int], None]"  # (bytes done, bytes in all)
+Progress: TypeAlias = "Callable[[int, int], None]"  # (bytes done, bytes in all)
