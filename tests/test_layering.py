@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "service": {"engine", "text", "core", "checkpoint"},
     "frontends": {"service", "core", "checkpoint"},
 }
-OPEN = {"errors", "config"}
+OPEN = {"errors", "config", "__version__"}
 # The executor is the one door from the engine to the worker.
 DOORS = {("engine.executor", "worker")}
 

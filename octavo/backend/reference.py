@@ -1,0 +1,215 @@
+"""Every operation of a backend in torch and numpy on the CPU: complete, accurate, and the measure the other backends are held to.
+
+Activations are float32; norms, activations and attention compute in float64 with the arithmetic of :mod:`octavo.backend.exact` and round once, so
+the result for a token depends on that token's own values alone.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import torch
+
+from octavo.backend import exact
+from octavo.backend.base import LayerKV, MemoryInfo
+from octavo.backend.dense import DenseWeight
+from octavo.backend.paged import attend_row
+from octavo.backend.sampling import sample_rows
+from octavo.errors import ConfigError, UnsupportedModel
+from octavo.kernels.dequant import dequantize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from octavo.backend.base import AttentionBatch, AttentionPlan, AttentionSpec, BackendOptions, KVSpec, PackedWeight, RawWeight, SampleBatch
+
+BLOCK_ELEMENTS = 1 << 14  # values worked on at once: they stay in a core's cache, and torch uses one thread
+ALIGNMENT = 64
+DEQUANT_ROWS = 4096  # rows decoded at a time, which bounds the temporary arrays
+
+
+@dataclass(slots=True)
+class ReferencePlan:
+    """Where each token of the step is stored: ``blocks`` and ``places`` (within the block), int64 [T]; ``keys[r]``: the row's block table."""
+
+    batch: AttentionBatch
+    blocks: Tensor
+    places: Tensor
+    keys: list[Tensor]
+
+
+class ReferenceBackend:
+    """See :class:`octavo.backend.base.Backend` for shapes and meaning of each operation. Sets torch's number of threads."""
+
+    name = "reference"
+    fallbacks: tuple[str, ...] = ()
+
+    def __init__(self, options: BackendOptions) -> None:
+        if options.threads < 0:
+            raise ConfigError(f"threads must be 0 (every core) or positive, got {options.threads}")
+        self.device = torch.device("cpu")
+        self.threads = options.threads or usable_cores()
+        torch.set_num_threads(self.threads)
+        self._pool = ThreadPoolExecutor(self.threads, "octavo-matmul", torch.set_num_threads, (1,)) if self.threads > 1 else None
+
+    def memory(self) -> MemoryInfo:
+        """Of the machine or of the control group this process is in, whichever is smaller."""
+        machine = psutil.virtual_memory()
+        total, available = int(machine.total), int(machine.available)
+        limit, used = _cgroup_memory()
+        if limit is not None and limit < total:
+            total, available = limit, min(available, max(limit - used, 0))
+        return MemoryInfo(total, available)
+
+    def alloc_kv(self, spec: KVSpec, num_blocks: int) -> list[LayerKV]:
+        """Keys and values [blocks, G, block size, D] of every layer."""
+        return [
+            LayerKV(*(zeros((num_blocks, layer.num_kv_heads, spec.block_size, layer.head_dim), spec.dtype) for _ in range(2)))
+            for layer in spec.layers
+        ]
+
+    def copy_blocks(self, kv: Sequence[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        sources, targets = torch.tensor(list(pairs), dtype=torch.int64).unbind(1)
+        for layer in kv:
+            layer.k[targets] = layer.k[sources]
+            layer.v[targets] = layer.v[sources]
+
+    def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
+        """The reference knows one layout: ``scheme`` "dense" is float32."""
+        if scheme != "dense":
+            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: dense")
+        return DenseWeight(self.dense(parts), self._pool, self.threads)
+
+    def dense(self, parts: Sequence[RawWeight]) -> Tensor:
+        """``parts`` [N, K] dequantized and concatenated along N: float32."""
+        if not parts or len({part.shape[1] for part in parts}) != 1:
+            raise UnsupportedModel(f"cannot merge weights of shapes {', '.join(str(list(part.shape)) for part in parts) or '(none)'}")
+        k = parts[0].shape[1]
+        weight = torch.empty(sum(part.shape[0] for part in parts), k)
+        target, at = weight.numpy(), 0
+        for part in parts:
+            for first in range(0, part.shape[0], DEQUANT_ROWS):
+                piece = dequantize(part.format, part.data[first : min(first + DEQUANT_ROWS, part.shape[0])], k)
+                target[at : at + len(piece)] = piece
+                at += len(piece)
+        return weight
+
+    def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
+        rows = table.rows(ids)
+        return rows if scale == 1.0 else rows * scale
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        total = x if residual is None else x + residual
+        width, wide_weight = x.shape[-1], weight.double()
+        rows = total.reshape(-1, width)
+        out = torch.empty_like(rows)
+        for piece in _pieces(rows):
+            wide = rows[piece].double()
+            mean = exact.fold_sum(wide * wide, -1) / width
+            out[piece] = (wide / (mean + eps).sqrt_().unsqueeze(-1)).mul_(wide_weight)
+        return out.view(x.shape), total
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+    def act_mul(self, x: Tensor, kind: str) -> Tensor:
+        if kind not in _ACTIVATIONS:
+            raise UnsupportedModel(f"unknown activation {kind!r}; known: {', '.join(_ACTIVATIONS)}")
+        out = torch.empty(x.shape[0], x.shape[1] // 2)
+        for piece in _pieces(x):
+            gate, up = x[piece].double().chunk(2, dim=-1)
+            out[piece] = _ACTIVATIONS[kind](gate) * up
+        return out
+
+    def plan_attention(self, batch: AttentionBatch) -> AttentionPlan:
+        counts = np.diff(batch.offsets)
+        first = np.repeat(batch.starts - batch.offsets[:-1], counts)
+        positions = first + np.arange(int(batch.offsets[-1]))
+        blocks = batch.tables[np.repeat(np.arange(len(counts)), counts), positions // batch.block_size]
+        ends = batch.starts + counts
+        keys = [torch.from_numpy(batch.tables[r, : -(-int(end) // batch.block_size)].astype(np.int64)) for r, end in enumerate(ends)]
+        return ReferencePlan(
+            batch, torch.from_numpy(blocks.astype(np.int64)), torch.from_numpy((positions % batch.block_size).astype(np.int64)), keys
+        )
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+        if not isinstance(plan, ReferencePlan):
+            raise TypeError("attention needs a plan made by this backend's plan_attention")
+        kv.k[plan.blocks, :, plan.places] = k.to(kv.k.dtype)
+        kv.v[plan.blocks, :, plan.places] = v.to(kv.v.dtype)
+        out = torch.empty_like(q)
+        batch = plan.batch
+        for r, table in enumerate(plan.keys):
+            first, last = int(batch.offsets[r]), int(batch.offsets[r + 1])
+            if first < last:
+                out[first:last] = attend_row(q[first:last], kv, table, int(batch.starts[r]), batch.block_size, spec)
+        return out
+
+    def sample(self, logits: Tensor, batch: SampleBatch) -> np.ndarray:
+        return sample_rows(logits.numpy(), batch)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A zeroed tensor aligned to 64 bytes whose memory the system provides page by page, as it is first touched."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)  # calloc; torch.zeros would write every page
+    start = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
+
+
+def _cgroup_memory() -> tuple[int | None, int]:
+    """(limit, bytes in use) of control group version 2 or 1; (None, 0) without a limit."""
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            root = Path("/sys/fs/cgroup")
+            return int((root / limit).read_text()), int((root / used).read_text())
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return None, 0
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], dim=-1)
+
+
+def _pieces(x: Tensor) -> Iterator[slice]:
+    """Cut the rows of a matrix into pieces of about BLOCK_ELEMENTS values."""
+    size = max(1, BLOCK_ELEMENTS // max(x.shape[1], 1))
+    return (slice(at, at + size) for at in range(0, x.shape[0], size))
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (exact.exp(-x) + 1.0)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """Hendrycks and Gimpel, "Gaussian error linear units", 2016."""
+    return 0.5 * x * (1.0 + exact.erf(x * 0.7071067811865476))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """The approximation of the same paper, with sqrt(2 / pi)."""
+    return 0.5 * x * (1.0 + exact.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
