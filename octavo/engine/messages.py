@@ -1,6 +1,7 @@
 """The wire protocol between service and engine: msgspec structs over msgpack, or the same objects passed in process.
 
-service -> engine: AddRequest, Abort, Drain, GetStats.     engine -> service: Ready, Deltas, Stats, Fatal.
+service -> engine: AddRequest, Abort, Shutdown, GetStats.     engine -> service: Progress, Ready, Deltas, Stats, Fatal.
+A supervising client adds EngineLost, which never crosses the wire: a dead process sends nothing.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from octavo.config import EngineConfig
-from octavo.core.plan import TokenDelta
-from octavo.core.sampling_params import SamplingParams
+from octavo.core.plan import TokenDelta  # noqa: TC001  msgspec reads the annotations
+from octavo.core.sampling_params import SamplingParams  # noqa: TC001
 
 
 class AddRequest(msgspec.Struct, tag=True, kw_only=True):
@@ -110,8 +111,18 @@ class Fatal(msgspec.Struct, tag=True):
     message: str
 
 
+class EngineLost(msgspec.Struct, tag=True, kw_only=True):
+    """The engine process ended while it should have run. Either a ``Ready`` follows (after about ``delay`` seconds plus the start-up time) or a
+    ``Fatal``. Requests that were live are gone from the engine; see :class:`octavo.engine.supervisor.SupervisedClient` for who resubmits."""
+
+    message: str
+    attempt: int  # 1 for the first restart within the window
+    delay: float  # seconds before the new process is started
+
+
 ToEngine = AddRequest | Abort | Shutdown | GetStats
 FromEngine = Ready | Progress | Deltas | Stats | Fatal
+ClientEvent = FromEngine | EngineLost
 
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
