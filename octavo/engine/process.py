@@ -28,6 +28,7 @@ import zmq
 from octavo.core.plan import TokenDelta
 from octavo.engine.faults import fatal_of
 from octavo.engine.messages import Deltas, PhaseTime, Progress, Ready, Shutdown, config_decoder, encoder, to_engine_decoder
+from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
@@ -124,7 +125,8 @@ def main() -> None:
     try:
         serve(config_decoder.decode(json.dumps(order["config"])), link, began)
     except Exception as error:
-        log.exception("the engine cannot go on")
+        if not isinstance(error, OctavoError):  # ours say all there is to say, and whoever started the engine shows them
+            log.exception("the engine cannot go on")
         link.send(fatal_of(error))
         status = 1
     link.close()

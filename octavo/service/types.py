@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from octavo.core.sampling_params import SamplingParams
+if TYPE_CHECKING:
+    from octavo.core.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, kw_only=True)
