@@ -16,6 +16,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+import msgspec
+
 from octavo.engine.faults import error_of, fatal_of
 from octavo.engine.link import QueueLink
 from octavo.engine.messages import Fatal, Ready, Shutdown, encoder, from_engine_decoder
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("octavo.engine")
 
+# Not 0: ZeroMQ would then throw away what a process sent before it ended.
+LINGER_MS = 1_000
 DRAIN_MS = 100  # how long the last messages of a process that ended may take to arrive
 
 T = TypeVar("T")
@@ -197,11 +201,13 @@ class ProcessClient:
         loop = asyncio.get_running_loop()
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.PAIR)
+        self._plain: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same socket with calls that do not wait
         self._socket.set_hwm(0)
-        self._socket.linger = 0
+        self._socket.linger = LINGER_MS
         self._socket.bind(handle.address)
         self._started = True
         self._reader = loop.create_task(self._read(handle), name="octavo-engine-reader")
+        self._reader.add_done_callback(lambda task: self._reader_ended(task, handle))
         threading.Thread(target=self._wait, args=(loop, handle), name="octavo-engine-wait", daemon=True).start()
         return await self._inbox.started()
 
@@ -236,7 +242,19 @@ class ProcessClient:
 
     async def _read(self, handle: EngineHandle) -> None:
         while True:
-            self._take(handle, await self._socket.recv())
+            await self._socket.poll()  # and not ``recv``: a cancelled receive may take a message along
+            self._drain(handle)
+
+    def _drain(self, handle: EngineHandle, wait_ms: int = 0) -> None:
+        """Take every message that is there, and those that follow within ``wait_ms`` of each other."""
+        while self._plain.poll(wait_ms):
+            self._take(handle, self._plain.recv())
+
+    def _reader_ended(self, task: asyncio.Task[None], handle: EngineHandle) -> None:
+        """An engine whose messages cannot be read is as good as dead: end it, so that its requests go on elsewhere."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("reading the engine's messages failed", exc_info=error)
+            handle.process.kill()
 
     def _take(self, handle: EngineHandle, data: bytes) -> None:
         if not self._connected:
@@ -258,11 +276,11 @@ class ProcessClient:
     async def _finish(self, handle: EngineHandle) -> None:
         """The process ended: deliver what it still sent, then the end."""
         self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._reader
-        while await self._socket.poll(DRAIN_MS):
-            self._take(handle, await self._socket.recv())
-        self._socket.close()
+        with contextlib.suppress(msgspec.DecodeError):
+            self._drain(handle, DRAIN_MS)
+        self._socket.close(linger=0)
         self._context.term()
         handle.close()
         self._inbox.end(None if self._closing else EngineDied(f"the engine process {how_it_ended(handle.process.returncode)}"))

@@ -136,6 +136,10 @@ class EngineLoop:
         A second request with a live id is answered with index -1: the refusal must not end the sequences of the first.
         """
         request_id = message.request_id
+        if self._stopping:
+            ends = [TokenDelta(request_id, i, [], "abort") for i in range(message.params.n) if i not in message.finished]
+            self._link.send(Deltas(ends))
+            return
         if request_id in self._live:
             self._link.send(Deltas([TokenDelta(request_id, -1, [], "error", error=f"request id {request_id!r} is already in use")]))
             return

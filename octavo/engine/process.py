@@ -69,16 +69,17 @@ class SocketLink:
     def receive(self, timeout: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
         ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))
-        if self._alarm is not None and self._alarm.fileno() in ready:
-            self._alarm.recv(64)
-            messages.append(Shutdown())
         while True:
             try:
                 message = self._decode(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
-                return messages
+                break
             if message is not None:
                 messages.append(message)
+        if self._alarm is not None and self._alarm.fileno() in ready:
+            self._alarm.recv(64)
+            messages.append(Shutdown())  # last, so that what came before it gets its end
+        return messages
 
     def _decode(self, data: bytes) -> ToEngine | None:
         """A message that cannot be read ends the request it names, and nothing else."""

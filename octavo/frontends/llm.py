@@ -113,6 +113,15 @@ class LLM:
         """What holds when none are given: the library's defaults with the model's generation_config over them."""
         return SamplingParams(**self._service.default_params)
 
+    def get_metrics(self) -> dict[str, float]:
+        """Gauges and counters of the engine and its requests, such as ``num_preemptions`` and ``prefix_cache_hits``."""
+
+        async def read() -> dict[str, float]:
+            await self._service.stats()
+            return self._service.metrics.values()
+
+        return self._run(read())
+
     # --- life ---
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ class Metrics:
 
     def __init__(self, model_name: str, *, prefix: str = "octavo", max_len: int = 32_768) -> None:
         self.registry = CollectorRegistry()
+        self._prefix = prefix
         self._labels = {"model_name": model_name}
         self.gauges = {n: Gauge(f"{prefix}:{n}", d, ["model_name"], registry=self.registry).labels(**self._labels) for n, d in GAUGES.items()}
         self.counters = {
@@ -93,6 +94,17 @@ class Metrics:
             self.observe("request_decode_time_seconds", decode)
             if tokens > 1:
                 self.observe("request_time_per_output_token_seconds", decode / (tokens - 1))
+
+    def values(self) -> dict[str, float]:
+        """Current values of gauges and counters by name, without prefix and labels."""
+        wanted = {f"{metric}{suffix}" for names, suffix in ((GAUGES, ""), (COUNTERS, "_total")) for metric in names}
+        found: dict[str, float] = {}
+        for family in self.registry.collect():
+            for sample in family.samples:
+                name = sample.name.removeprefix(f"{self._prefix}:")
+                if name in wanted:
+                    found[name.removesuffix("_total")] = sample.value
+        return found
 
     def render(self) -> bytes:
         """The Prometheus text format."""

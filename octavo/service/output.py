@@ -43,6 +43,8 @@ class SequenceOutput:
         """The text delta for a token delta; None when there is nothing to tell yet."""
         pieces, count, matched = self._texts(delta)
         reason, stop_reason = delta.finish_reason, delta.stop_reason
+        if stop_reason not in self._params.stop_token_ids:
+            stop_reason = None  # the model's own end of sequence; only what the request named is a reason to tell
         if reason is not None and matched is None:
             tail, matched = self._flush()
             pieces.append(tail)

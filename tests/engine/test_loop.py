@@ -54,6 +54,11 @@ def test_abort_of_one_sequence_leaves_its_siblings() -> None:
         assert run.tokens["r", index] == reference(PROMPT, index, 8)
 
 
+def test_a_request_behind_the_shutdown_still_gets_its_end() -> None:
+    run = finish(make_loop([[add("a", PROMPT, count=40)], [Shutdown(), add("late", PROMPT, n=2)]]))
+    assert {key: end.finish_reason for key, end in run.ends.items()} == {("a", 0): "abort", ("late", 0): "abort", ("late", 1): "abort"}
+
+
 def test_abort_of_the_unknown_is_ignored() -> None:
     run = finish(make_loop([[Abort("nobody"), Abort("nobody", 3), add("r", PROMPT)], [Abort("r", 7)]]))
     assert run.tokens["r", 0] == reference(PROMPT, 0, 8)
