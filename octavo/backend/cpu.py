@@ -1,0 +1,264 @@
+"""The cpu backend: every operation in ``octavo._native``, float32 throughout.
+
+A call checks what it is given, allocates its result with torch and passes addresses; the arithmetic and its order are documented in
+``octavo/kernels/csrc/kernels.h``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from octavo.backend.base import BackendOptions, LayerKV
+from octavo.backend.reference import ReferenceBackend, zeros
+from octavo.errors import ConfigError, FormatError, OctavoError, UnsupportedModel
+from octavo.kernels import native
+from octavo.kernels.dequant import row_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from octavo.backend.base import AttentionBatch, AttentionPlan, AttentionSpec, KVSpec, PackedWeight, RawWeight, SampleBatch
+
+LANES = 16  # outputs a panel, positions a key group
+MAX_HEAD_DIM = 512
+CACHE_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # numbered as in csrc/kernels.h
+_FLOAT, _LONG = torch.float32, torch.int64
+
+
+def _matrix(x: Tensor, width: int, what: str) -> Tensor:
+    """``x`` float32 [T, width] with contiguous rows (copied if they are not). Raises OctavoError for another dtype or shape."""
+    if x.dtype is not _FLOAT or x.dim() != 2 or x.shape[1] != width:
+        raise OctavoError(f"{what} must be float32 [T, {width}], got {x.dtype} {list(x.shape)}")
+    return x if x.stride(1) == 1 or width == 1 else x.contiguous()
+
+
+def _heads(x: Tensor, tokens: int, head_dim: int, what: str) -> Tensor:
+    """``x`` float32 [tokens, heads, head_dim], heads and components contiguous (copied if they are not)."""
+    if x.dtype is not _FLOAT or x.dim() != 3 or x.shape[0] != tokens or x.shape[2] != head_dim:
+        raise OctavoError(f"{what} must be float32 [{tokens}, heads, {head_dim}], got {x.dtype} {list(x.shape)}")
+    _, by_head, by_component = x.stride()
+    return x if by_component == 1 and (by_head == head_dim or x.shape[1] == 1) else x.contiguous()
+
+
+def _indices(ids: Tensor, what: str) -> Tensor:
+    if ids.dtype is not _LONG or ids.dim() != 1:
+        raise OctavoError(f"{what} must be int64 [T], got {ids.dtype} {list(ids.shape)}")
+    return ids.contiguous()
+
+
+class DensePanels:
+    """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
+
+    def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
+        inputs = parts[0].shape[1]
+        outputs = sum(part.shape[0] for part in parts)
+        self.shape = (outputs, inputs)
+        self._native = module
+        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * 4)
+        self.nbytes: int = self._memory.nbytes
+        self._panels: int = self._memory.ptr
+        arrays = [_stored_rows(part) for part in parts]
+        stored = [(a.ctypes.data, a.strides[0], part.shape[0], native.FORMATS.index(part.format)) for a, part in zip(arrays, parts, strict=True)]
+        module.pack(stored, self._panels, inputs)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+        outputs, inputs = self.shape
+        x = _matrix(x, inputs, "the input of a product")
+        tokens = x.shape[0]
+        y = torch.empty((tokens, outputs))
+        self._native.matmul(x.data_ptr(), self._panels, y.data_ptr(), x.stride(0), outputs, tokens, outputs, inputs)
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
+        return self.scaled_rows(ids, 1.0)
+
+    def scaled_rows(self, ids: Tensor, scale: float) -> Tensor:
+        """The same times ``scale``."""
+        outputs, inputs = self.shape
+        ids = _indices(ids, "row numbers")
+        y = torch.empty((ids.shape[0], inputs))
+        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
+        return y
+
+
+def _stored_rows(part: RawWeight) -> np.ndarray:
+    """The bytes of ``part`` with contiguous rows. Raises FormatError if they are not what its format and shape need."""
+    size = row_bytes(part.format, part.shape[1])
+    data = part.data
+    if data.dtype != np.uint8 or data.shape != (part.shape[0], size):
+        raise FormatError(f"{part.format} {list(part.shape)} needs uint8 [{part.shape[0]:,}, {size:,}], got {data.dtype} {list(data.shape)}")
+    return data if data.strides[1] == 1 and data.strides[0] >= size else np.ascontiguousarray(data)
+
+
+@dataclass(slots=True)
+class CpuAttentionPlan:
+    """The batch as C-contiguous int32 arrays, checked once a step. ``blocks`` is one more than the largest block id in use."""
+
+    batch: AttentionBatch
+    tokens: int
+    rows: int
+    blocks: int
+    table_stride: int
+    addresses: tuple[int, int, int]  # offsets, starts, tables
+
+
+@lru_cache(maxsize=256)
+def _slopes(values: tuple[float, ...]) -> np.ndarray:
+    return np.asarray(values, np.float32)
+
+
+class CpuBackend(ReferenceBackend):
+    """See :class:`octavo.backend.base.Backend`. Sets the native pool's number of threads, and torch's to one: its own workers would spin on the
+    cores the pool needs, and no operation here is left to them."""
+
+    name = "cpu"
+
+    def __init__(self, options: BackendOptions) -> None:
+        module = native.load()
+        if module is None:
+            raise ConfigError(f"the cpu backend needs the native module, but {native.missing_reason()}")
+        super().__init__(replace(options, threads=options.threads or module.cores()))
+        self.native: Any = module
+        module.set_threads(self.threads)
+        torch.set_num_threads(1)
+
+    def alloc_kv(self, spec: KVSpec, num_blocks: int) -> list[LayerKV]:
+        """Keys [blocks, G, block size / L, D, L] with L = min(block size, 16), values [blocks, G, block size, D]; float32, float16 or bfloat16."""
+        size = spec.block_size
+        if spec.dtype not in CACHE_TYPES:
+            raise ConfigError(f"the cpu backend keeps keys and values in {', '.join(map(str, CACHE_TYPES))}, not {spec.dtype}")
+        if size & (size - 1) or not 1 <= size <= 128:
+            raise ConfigError(f"block_size must be a power of two up to 128, got {size}")
+        lanes = min(size, LANES)
+        layers = []
+        for layer in spec.layers:
+            groups, width = layer.num_kv_heads, layer.head_dim
+            if not 1 <= width <= MAX_HEAD_DIM:
+                raise UnsupportedModel(f"the cpu backend supports heads of up to {MAX_HEAD_DIM} components, got {width}")
+            keys = zeros((num_blocks, groups, size // lanes, width, lanes), spec.dtype)
+            layers.append(LayerKV(keys, zeros((num_blocks, groups, size, width), spec.dtype)))
+        return layers
+
+    def copy_blocks(self, kv: Sequence[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
+        if not pairs or not kv:
+            return
+        array = np.asarray(pairs, np.int64)
+        blocks = min(layer.k.shape[0] for layer in kv)
+        if array.min() < 0 or array.max() >= blocks:
+            raise OctavoError(f"block copies {list(pairs)} leave the cache of {blocks:,} blocks")
+        caches = [(x.data_ptr(), x.stride(0) * x.element_size()) for layer in kv for x in (layer.k, layer.v)]
+        self.native.copy_blocks(caches, array.ctypes.data, len(pairs))
+
+    def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
+        """``scheme`` "dense" is float32 in panels."""
+        if scheme != "dense":
+            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: dense")
+        if not parts or len({part.shape[1] for part in parts}) != 1 or not all(min(part.shape) > 0 for part in parts):
+            raise UnsupportedModel(f"cannot merge weights of shapes {', '.join(str(list(part.shape)) for part in parts) or '(none)'}")
+        return DensePanels(self.native, parts)
+
+    def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
+        return table.scaled_rows(ids, scale) if isinstance(table, DensePanels) else super().embed(ids, table, scale)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        width = weight.shape[0]
+        rows = _matrix(x, width, "the input of a norm") if x.dim() == 2 else _heads(x, x.shape[0], width, "the input of a norm")
+        if weight.dtype is not _FLOAT or not weight.is_contiguous():
+            raise OctavoError(f"the weight of a norm must be contiguous float32, got {weight.dtype}")
+        inner = 1 if x.dim() == 2 else x.shape[1]
+        out = torch.empty(x.shape)
+        if residual is None:
+            self.native.norm(rows.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, eps, x.shape[0], inner, width, rows.stride(0))
+            return out, x
+        if residual.shape != x.shape or residual.dtype is not _FLOAT:
+            raise OctavoError(f"the residual of a norm must be float32 {list(x.shape)}, got {residual.dtype} {list(residual.shape)}")
+        residual, total = residual.contiguous(), torch.empty(x.shape)
+        self.native.norm(
+            rows.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), eps, x.shape[0], inner, width, rows.stride(0)
+        )
+        return out, total
+
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """In place where heads are contiguous. Raises IndexError for a position beyond the table."""
+        tokens, heads, width = q.shape
+        q, k, positions = _heads(q, tokens, width, "queries"), _heads(k, tokens, width, "keys"), _indices(positions, "positions")
+        if table.dtype is not _FLOAT or not table.is_contiguous() or positions.shape[0] != tokens:
+            raise OctavoError(f"rope needs a contiguous float32 table and {tokens} positions, got {table.dtype} and {positions.shape[0]}")
+        self.native.rope(
+            q.data_ptr(), k.data_ptr(), positions.data_ptr(), table.data_ptr(), table.shape[0], q.stride(0), k.stride(0),
+            tokens, heads, k.shape[1], width, table.shape[1],
+        )  # fmt: skip
+        return q, k
+
+    def act_mul(self, x: Tensor, kind: str) -> Tensor:
+        if kind not in native.ACTIVATIONS:
+            raise UnsupportedModel(f"unknown activation {kind!r}; known: {', '.join(native.ACTIVATIONS)}")
+        tokens, width = x.shape
+        if width % 2:
+            raise OctavoError(f"a gated activation needs an even width, got {width}")
+        x = _matrix(x, width, "the input of an activation")
+        y = torch.empty((tokens, width // 2))
+        self.native.act_mul(x.data_ptr(), y.data_ptr(), x.stride(0), tokens, width // 2, native.ACTIVATIONS.index(kind))
+        return y
+
+    def plan_attention(self, batch: AttentionBatch) -> AttentionPlan:
+        offsets, starts, tables = (np.ascontiguousarray(a, np.int32) for a in (batch.offsets, batch.starts, batch.tables))
+        rows = len(starts)
+        if len(offsets) != rows + 1 or tables.ndim != 2 or len(tables) != rows:
+            raise OctavoError(f"an attention batch of {rows} rows has {len(offsets)} offsets and tables {list(tables.shape)}")
+        counts = np.diff(offsets)
+        if rows and (offsets[0] != 0 or counts.min() < 0 or starts.min() < 0):
+            raise OctavoError("offsets of an attention batch must ascend from 0 and starts must not be negative")
+        needed = -(-(starts + counts) // batch.block_size)
+        if rows and needed.max() > tables.shape[1]:
+            raise OctavoError(f"a row needs {needed.max():,} blocks, its table holds {tables.shape[1]:,}")
+        used = tables[np.arange(tables.shape[1]) < needed[:, None]]
+        if used.size and used.min() < 0:
+            raise OctavoError(f"block id {used.min()} in an attention batch")
+        batch = replace(batch, offsets=offsets, starts=starts, tables=tables)
+        addresses = (offsets.ctypes.data, starts.ctypes.data, tables.ctypes.data)
+        return CpuAttentionPlan(batch, int(offsets[-1]), rows, int(used.max()) + 1 if used.size else 0, tables.shape[1], addresses)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
+        if not isinstance(plan, CpuAttentionPlan):
+            raise TypeError("attention needs a plan made by this backend's plan_attention")
+        tokens, width, size = plan.tokens, spec.head_dim, plan.batch.block_size
+        q, k, v = _heads(q, tokens, width, "queries"), _heads(k, tokens, width, "keys"), _heads(v, tokens, width, "values")
+        if kv.v.shape[1:] != (spec.num_kv_heads, size, width) or plan.blocks > kv.v.shape[0]:
+            raise OctavoError(f"block {plan.blocks - 1} of [{spec.num_kv_heads}, {size}, {width}] is not in a cache of {list(kv.v.shape)}")
+        if q.shape[1] != spec.num_heads or k.shape[1] != spec.num_kv_heads or v.shape[1] != spec.num_kv_heads:
+            raise OctavoError(f"{q.shape[1]}, {k.shape[1]} and {v.shape[1]} heads do not fit {spec.num_heads} over {spec.num_kv_heads}")
+        out = torch.empty((tokens, spec.num_heads, width))
+        slopes = None if spec.alibi_slopes is None else _slopes(spec.alibi_slopes)
+        self.native.attention(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(), *plan.addresses,
+            0 if slopes is None else slopes.ctypes.data,
+            q.stride(0), k.stride(0), v.stride(0), tokens, plan.rows, spec.num_heads, spec.num_kv_heads, width, size, plan.table_stride,
+            spec.window or 0, spec.scale, spec.softcap or 0.0, CACHE_TYPES.index(kv.k.dtype),
+        )  # fmt: skip
+        return out
+
+    def sample(self, logits: Tensor, batch: SampleBatch) -> np.ndarray:
+        rows, vocab = logits.shape
+        logits = _matrix(logits, vocab, "logits")
+        columns = [
+            np.ascontiguousarray(getattr(batch, name), dtype)
+            for name, dtype in (
+                ("temperature", np.float32), ("top_k", np.int32), ("top_p", np.float32), ("min_p", np.float32),
+                ("seed", np.uint64), ("index", np.uint32), ("position", np.uint64),
+            )
+        ]  # fmt: skip
+        if any(len(column) != rows for column in columns):
+            raise OctavoError(f"{rows} rows of logits but {[len(column) for column in columns]} sampling parameters")
+        out = np.empty(rows, np.int64)
+        self.native.sample(logits.data_ptr(), logits.stride(0), rows, vocab, *(column.ctypes.data for column in columns), out.ctypes.data)
+        return out

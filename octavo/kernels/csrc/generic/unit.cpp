@@ -1,0 +1,6 @@
+#include "kernels.h"
+// Vectors first.
+#include "generic/vec.h"
+#include "unit.h"
+
+OCTAVO_KERNEL_SET(generic_kernels, "generic")

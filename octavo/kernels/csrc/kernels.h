@@ -1,0 +1,153 @@
+// What a kernel set offers: argument blocks of raw pointers and strides, and one table of functions an instruction set.
+//
+// Letters: T tokens of a step, R rows (requests), H query heads, G key/value heads, D head size, N outputs, K inputs of a product, V vocabulary.
+// All activations are float32. Strides count elements. Every kernel obeys one rule: the result for a token or a row is computed in an order
+// fixed by that row's own shape, whatever the number of rows, threads or tasks. The avx2 and avx512 sets give equal bits.
+//
+// Panels, the layout of a packed weight [N, K]: ceil(N / 16) panels of [K][16] floats; panel p holds outputs 16 p .. 16 p + 15, those beyond
+// N are zero.
+//
+// Cache layout of a layer, with L = min(block_size, 16):
+//   keys    [block][G][block_size / L][D][L]   so that one load gives component d of L neighbouring positions
+//   values  [block][G][block_size][D]
+#pragma once
+
+#include <cstdint>
+
+namespace octavo {
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kMaxHeadDim = 512;
+
+// y[t, n] = sum over k of x[t, k] * w[n, k].
+//
+// Order: inputs are cut into blocks of k_block(K); within a block one chain of fused multiply-adds in ascending k starting from zero; block
+// sums are added in ascending order.
+struct MatmulArgs {
+  const float* x;
+  const float* panels;
+  float* y;
+  int64_t x_stride, y_stride;
+  int64_t tokens, outputs, inputs;
+};
+
+// Tensor types as in GGUF files.
+enum class Format : int32_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, count };
+
+struct PackPart {
+  const uint8_t* data;
+  int64_t row_stride;  // bytes
+  int64_t rows;
+  Format format;
+};
+
+// Dequantize the parts, concatenated along N, into panels. Values are exact float32 results of the formula of each type.
+struct PackArgs {
+  const PackPart* parts;
+  int64_t num_parts;
+  float* panels;
+  int64_t outputs, inputs;
+};
+
+// y[t, :] = scale * w[ids[t], :].
+struct GatherArgs {
+  const float* panels;
+  const int64_t* ids;
+  float* y;
+  float scale;
+  int64_t tokens, outputs, inputs;
+};
+
+// s = x + residual (or x); out = s / sqrt(mean(s * s) + eps) * weight. Rows are (outer, inner) pairs; inner rows of x are contiguous.
+struct NormArgs {
+  const float* x;
+  const float* residual;  // contiguous, or null
+  const float* weight;
+  float* out;  // contiguous
+  float* sum;  // contiguous; null exactly if residual is
+  float eps;
+  int64_t outer, inner, width;
+  int64_t x_stride;  // between outer rows
+};
+
+// Rotate halves of the first ``rot`` components of each head, in place. table [positions, rot]: rot / 2 cosines, then rot / 2 sines.
+struct RopeArgs {
+  float* q;
+  float* k;
+  const int64_t* positions;
+  const float* table;
+  int64_t q_stride, k_stride;  // between tokens
+  int64_t tokens, heads, kv_heads, head_dim, rot;
+};
+
+enum class Activation : int32_t { silu, gelu, gelu_tanh };
+
+// y[t, f] = act(x[t, f]) * x[t, F + f].
+struct ActMulArgs {
+  const float* x;
+  float* y;
+  int64_t x_stride;
+  int64_t tokens, features;
+  Activation kind;
+};
+
+// Element type of a cache. The 16-bit ones are rounded to nearest even on the way in and widened exactly on the way out.
+enum class CacheType : int32_t { f32, f16, bf16 };
+
+// Store k, v of the step in the paged cache, then causal attention of q over it.
+//
+// Order for a (token, head): scores are chains over d; positions are walked in tiles of 64 at absolute multiples of 64 with online softmax, and
+// in splits of 512 at absolute multiples of 512, each from a fresh state; splits are combined in ascending order.
+struct AttentionArgs {
+  const float *q, *k, *v;
+  float* out;  // [T, H, D] contiguous
+  void *key_cache, *value_cache;
+  CacheType cache_type;
+  const int32_t *offsets, *starts, *tables;
+  const float* slopes;  // ALiBi, one a query head, or null
+  int64_t q_stride, k_stride, v_stride;  // between tokens; heads are contiguous
+  int64_t tokens, rows, heads, kv_heads, head_dim, block_size, table_stride;
+  int64_t window;  // 0: none
+  float scale, softcap;  // softcap 0: none
+};
+
+// Token ids of the rows, by the rules that octavo/backend/sampling.py states:
+//
+// 1. NaN counts as -inf. If nothing is above -inf the answer is -1. Greedy (temperature < 1e-5): the largest logit, lowest id on ties.
+// 2. x = logit / temperature in float32, then float64. If some x is +inf, the lowest id of those wins.
+// 3. top_k in 1 .. V - 1 keeps every x that is at least the k-th largest.
+// 4. top_p < 1 sorts what is left by x descending, ties by id, takes e = exp(x - max) and keeps the shortest prefix whose sum reaches top_p
+//    times the whole sum, at least one token. Sums are float64. 5. min_p > 0 keeps e >= min_p.
+// 6. The largest x + noise wins, lowest id on ties. Noise of token i: lane i % 4 of Philox4x32-10 with counter (i / 4, index, position low,
+//    position high) and key (seed low, seed high); u = (lane + 0.5) * 2^-32; noise = -log(-log(u)), all in float64.
+struct SampleArgs {
+  const float* logits;
+  int64_t stride, rows, vocab;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const uint64_t* seed;
+  const uint32_t* index;
+  const uint64_t* position;
+  int64_t* out;
+};
+
+struct KernelSet {
+  const char* name;
+  void (*matmul)(const MatmulArgs&);
+  void (*pack)(const PackArgs&);
+  void (*gather)(const GatherArgs&);
+  void (*norm)(const NormArgs&);
+  void (*rope)(const RopeArgs&);
+  void (*act_mul)(const ActMulArgs&);
+  void (*attention)(const AttentionArgs&);
+  void (*sample)(const SampleArgs&);
+};
+
+extern const KernelSet generic_kernels;
+#if defined(OCTAVO_X86_64)
+extern const KernelSet avx2_kernels;
+extern const KernelSet avx512_kernels;
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,148 @@
+// Python module octavo._native: raw pointers and strides in, the GIL released while a kernel runs. octavo/backend/cpu.py is its one caller and
+// checks dtypes, shapes and layouts; what could corrupt memory and is cheap to check is checked again here.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "cpu.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace nb = nanobind;
+using namespace octavo;
+
+namespace {
+
+template <class T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw std::invalid_argument(message);
+}
+
+void check_range(const int64_t* values, int64_t count, int64_t end, const char* what) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (values[i] < 0 || values[i] >= end) {
+      throw std::out_of_range(std::string(what) + " " + std::to_string(values[i]) + " is outside 0 .. " + std::to_string(end - 1));
+    }
+  }
+}
+
+void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs) {
+  require(tokens >= 0 && outputs >= 0 && inputs > 0, "matmul needs tokens, outputs >= 0 and inputs > 0");
+  kernels().matmul({pointer<const float>(x), pointer<const float>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs});
+}
+
+using Part = std::tuple<uintptr_t, int64_t, int64_t, int32_t>;
+
+void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs) {
+  std::vector<PackPart> list;
+  int64_t outputs = 0;
+  for (const auto& [data, row_stride, rows, format] : parts) {
+    require(format >= 0 && format < static_cast<int32_t>(Format::count), "unknown tensor format number " + std::to_string(format));
+    require(rows > 0 && inputs > 0, "pack needs rows > 0 and inputs > 0");
+    list.push_back({pointer<const uint8_t>(data), row_stride, rows, static_cast<Format>(format)});
+    outputs += rows;
+  }
+  kernels().pack({list.data(), static_cast<int64_t>(list.size()), pointer<float>(panels), outputs, inputs});
+}
+
+void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs) {
+  check_range(pointer<const int64_t>(ids), tokens, outputs, "row");
+  kernels().gather({pointer<const float>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs});
+}
+
+void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner, int64_t width,
+          int64_t x_stride) {
+  require((residual == 0) == (sum == 0), "norm needs both residual and sum, or neither");
+  kernels().norm({pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out), pointer<float>(sum), eps,
+                  outer, inner, width, x_stride});
+}
+
+void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_t table_rows, int64_t q_stride, int64_t k_stride, int64_t tokens,
+          int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot) {
+  require(rot >= 0 && rot <= head_dim && rot % 2 == 0, "rotary width " + std::to_string(rot) + " does not fit a head of " + std::to_string(head_dim));
+  check_range(pointer<const int64_t>(positions), tokens, table_rows, "position");
+  kernels().rope({pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens, heads,
+                  kv_heads, head_dim, rot});
+}
+
+void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind) {
+  require(kind >= 0 && kind <= static_cast<int32_t>(Activation::gelu_tanh), "unknown activation number " + std::to_string(kind));
+  kernels().act_mul({pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind)});
+}
+
+void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t offsets, uintptr_t starts,
+               uintptr_t tables, uintptr_t slopes, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t rows, int64_t heads,
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t table_stride, int64_t window, float scale, float softcap, int32_t cache_type) {
+  require(block_size >= 1 && block_size <= 128 && (block_size & (block_size - 1)) == 0,
+          "block size must be a power of two up to 128, got " + std::to_string(block_size));
+  require(head_dim >= 1 && head_dim <= kMaxHeadDim, "head size must be 1 .. " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim));
+  require(cache_type >= 0 && cache_type <= static_cast<int32_t>(CacheType::bf16), "unknown cache type number " + std::to_string(cache_type));
+  require(kv_heads >= 1 && heads % kv_heads == 0,
+          std::to_string(heads) + " query heads cannot share " + std::to_string(kv_heads) + " key/value heads");
+  if (tokens == 0) return;
+  kernels().attention({pointer<const float>(q), pointer<const float>(k), pointer<const float>(v), pointer<float>(out), pointer<void>(key_cache),
+                       pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets), pointer<const int32_t>(starts), pointer<const int32_t>(tables),
+                       pointer<const float>(slopes), q_stride, k_stride, v_stride, tokens, rows, heads, kv_heads, head_dim, block_size, table_stride,
+                       window, scale, softcap});
+}
+
+void sample(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t min_p,
+            uintptr_t seed, uintptr_t index, uintptr_t position, uintptr_t out) {
+  require(vocab > 0 && vocab <= INT32_MAX, "vocabulary size must be 1 .. 2^31 - 1, got " + std::to_string(vocab));
+  kernels().sample({pointer<const float>(logits), stride, rows, vocab, pointer<const float>(temperature), pointer<const int32_t>(top_k),
+                    pointer<const float>(top_p), pointer<const float>(min_p), pointer<const uint64_t>(seed), pointer<const uint32_t>(index),
+                    pointer<const uint64_t>(position), pointer<int64_t>(out)});
+}
+
+// Copies blocks of several caches; pairs: (source, destination) int64.
+void copy_blocks(const std::vector<std::pair<uintptr_t, int64_t>>& caches, uintptr_t pairs, int64_t count) {
+  const auto* pair = pointer<const int64_t>(pairs);
+  parallel_for(static_cast<int64_t>(caches.size()), [&](int64_t c) {
+    char* base = pointer<char>(caches[static_cast<size_t>(c)].first);
+    const int64_t bytes = caches[static_cast<size_t>(c)].second;
+    for (int64_t i = 0; i < count; ++i) std::memcpy(base + pair[2 * i + 1] * bytes, base + pair[2 * i] * bytes, static_cast<size_t>(bytes));
+  });
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels of the cpu backend. Pointers are addresses, strides count elements.";
+  const nb::call_guard<nb::gil_scoped_release> unlocked;
+
+  nb::class_<Memory>(m, "Memory", "Uninitialized memory for weights, 64-byte aligned, in huge pages where the system has them.")
+      .def(nb::init<size_t>(), nb::arg("nbytes"))
+      .def_prop_ro("ptr", [](const Memory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
+      .def_prop_ro("nbytes", [](const Memory& memory) { return memory.size(); });
+
+  m.def("isa", [] { return std::string(kernels().name); }, "Name of the kernel set in use.");
+  m.def("isas", &available_isas, "Kernel sets this processor can run, best last.");
+  m.def("select_isa", &select_isa, nb::arg("name"));
+  m.def("threads", &num_threads);
+  m.def("set_threads", &set_num_threads, nb::arg("count"), unlocked, "0: every core this process may use.");
+  m.def("cores", &available_cores, "Physical cores this process may use, bounded by its CPU quota.");
+
+  m.def("matmul", &matmul, unlocked);
+  m.def("pack", &pack, unlocked);
+  m.def("gather", &gather, unlocked);
+  m.def("norm", &norm, unlocked);
+  m.def("rope", &rope, unlocked);
+  m.def("act_mul", &act_mul, unlocked);
+  m.def("attention", &attention, unlocked);
+  m.def("sample", &sample, unlocked);
+  m.def("copy_blocks", &copy_blocks, unlocked);
+  kernels();  // a wrong OCTAVO_ISA is an error of the import
+}

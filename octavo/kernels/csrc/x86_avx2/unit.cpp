@@ -1,0 +1,6 @@
+#include "kernels.h"
+// Vectors first.
+#include "x86_avx2/vec.h"
+#include "unit.h"
+
+OCTAVO_KERNEL_SET(avx2_kernels, "avx2")
