@@ -7,7 +7,7 @@ SERVE_FLAGS ?=
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
-NATIVE := CMakeLists.txt $(wildcard octavo/kernels/csrc/*)
+NATIVE := CMakeLists.txt $(shell find octavo/kernels/csrc -type f)
 
 .PHONY: serve chat test test-fast test-slow lint bench install dev clean help
 help:  ## list the targets
@@ -45,8 +45,10 @@ test-slow: $(VENV)/.dev  ## tests that need minutes
 
 test: lint test-fast  ## lint, types and the fast tests (pulls three small checkpoints, 840 MB, once)
 
-bench: $(VENV)/.installed  ## host cost of a step and KV waste
-	$(BIN)/python benchmarks/host_step.py
+bench: $(VENV)/.installed  ## host cost of a step, kernels against their floors, cpu against reference backend (under 2 minutes)
+	$(BIN)/python benchmarks/host_step.py --steps 200 --requests 500
+	$(BIN)/octavo bench kernels --short
+	$(BIN)/python benchmarks/backends.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,6 @@
 """``python -m octavo`` is the ``octavo`` command."""
 
-from octavo.frontends.cli.main import main
+from octavo.frontends.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -95,6 +95,11 @@ class Inbox(Generic[T]):
             self.settle(error or EngineDied("the engine was closed while it started"))
             self._queue.put_nowait(None)
 
+    @property
+    def serves(self) -> bool:
+        """The start went well."""
+        return self._outcome is not None and not isinstance(self._outcome, Exception)
+
     async def started(self) -> EngineInfo:
         await self._settled.wait()
         if isinstance(self._outcome, Exception):
@@ -227,15 +232,12 @@ class ProcessClient:
                 handle.kill()
             self._inbox.end()
             return
-        steps: list[Callable[[], None]] = [handle.process.terminate, handle.process.kill]
-        if self._connected:
-            steps.insert(0, lambda: self.send(Shutdown()))
-        for step in steps:
-            if self._exited.is_set():
-                break
-            step()
+        if self._inbox.serves and not self._exited.is_set():
+            self.send(Shutdown())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), self._grace)
+        if not self._exited.is_set():  # it does not listen while it loads
+            handle.process.kill()
         await self._ended.wait()
 
     # -- the process

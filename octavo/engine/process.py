@@ -1,9 +1,10 @@
 """The engine process: reads one JSON line from standard input, connects, loads the model, serves, ends. See :mod:`octavo.engine.spawn`.
 
-    {"config": {...EngineConfig...}, "address": "ipc://...", "parent": pid}
+    {"config": {...EngineConfig...}, "address": "ipc://..."}
 
+While that line has not come, it imports torch: whoever started it is still reading a command line.
 It lives no longer than its parent: the kernel kills it when the parent ends (Linux), and it ends itself when standard input closes (everywhere).
-Ctrl-C is the parent's business; SIGTERM ends the live requests with "abort" and then the process.
+SIGINT and SIGTERM are the parent's business: a terminal or a service manager sends them to both, and the parent drains before it says Shutdown.
 Exit status 0: it was asked to stop; 1: see the Fatal message.
 """
 
@@ -15,8 +16,8 @@ import gc
 import json
 import logging
 import os
+import select
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ import zmq
 
 from octavo.core.plan import TokenDelta
 from octavo.engine.faults import fatal_of
-from octavo.engine.messages import Deltas, PhaseTime, Progress, Ready, Shutdown, config_decoder, encoder, to_engine_decoder
+from octavo.engine.messages import Deltas, PhaseTime, Progress, Ready, config_decoder, encoder, to_engine_decoder
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
@@ -53,33 +54,17 @@ class SocketLink:
         self._socket.connect(address)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._alarm: socket.socket | None = None
-
-    def stop_on(self, *signals: int) -> None:
-        """From now on these signals arrive as a Shutdown message, between steps and also while the loop sleeps."""
-        self._alarm, wakeup = socket.socketpair()
-        self._alarm.setblocking(False)
-        wakeup.setblocking(False)
-        self._wakeup = wakeup
-        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-        for number in signals:
-            signal.signal(number, lambda *_: None)
-        self._poller.register(self._alarm, zmq.POLLIN)
 
     def receive(self, timeout: float | None) -> list[ToEngine]:
         messages: list[ToEngine] = []
-        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))
+        self._poller.poll(None if timeout is None else int(timeout * 1000))
         while True:
             try:
                 message = self._decode(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
-                break
+                return messages
             if message is not None:
                 messages.append(message)
-        if self._alarm is not None and self._alarm.fileno() in ready:
-            self._alarm.recv(64)
-            messages.append(Shutdown())  # last, so that what came before it gets its end
-        return messages
 
     def _decode(self, data: bytes) -> ToEngine | None:
         """A message that cannot be read ends the request it names, and nothing else."""
@@ -109,17 +94,20 @@ def _request_id(data: bytes) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def main() -> None:
-    """Run one engine process to its end; does not return."""
+def main(parent: int) -> None:
+    """Run one engine process to its end; does not return. ``parent``: process id that it must not outlive."""
     began = time.perf_counter()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    order = json.loads(sys.stdin.buffer.readline() or b"{}")
-    if not order:
-        sys.exit("the engine process is started by octavo itself")
-    die_with_parent(order["parent"])
+    die_with_parent(parent)
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    line = first_line()
+    threading.Thread(target=wait_for_end, name="octavo-parent-watch", daemon=True).start()
+    if not line:
+        os._exit(0)  # the parent had nothing to load after all
+    order = json.loads(line)
     link = SocketLink(order["address"])
     link.send(Progress("start", 0, 0))
     status = 0
@@ -135,6 +123,13 @@ def main() -> None:
     os._exit(status)  # nothing is left to save, and unmapping gigabytes in order takes seconds
 
 
+def first_line() -> bytes:
+    """The order on standard input; empty when that was closed."""
+    if not select.select([sys.stdin.fileno()], [], [], 0)[0]:
+        import torch  # noqa: F401 (so that it is there when the order comes)
+    return sys.stdin.buffer.readline()
+
+
 def serve(config: EngineConfig, link: SocketLink, began: float) -> None:
     """Load the model, say Ready, and run the loop until it is asked to stop."""
     from octavo.engine.build import build_loop
@@ -143,25 +138,24 @@ def serve(config: EngineConfig, link: SocketLink, began: float) -> None:
     loop, info = build_loop(config, link)
     info.phases.insert(0, PhaseTime("engine process", imported))
     tune_gc()
-    link.stop_on(signal.SIGTERM)
     watch(loop, STUCK_AFTER)
     link.send(Ready(info))
     loop.run()
 
 
 def die_with_parent(parent: int) -> None:
-    """Arrange to end when process ``parent`` does, however it ends."""
+    """Have the kernel end this process when process ``parent`` ends, however it does (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before the request above
         os._exit(0)
 
-    def wait_for_end() -> None:
-        while sys.stdin.buffer.read(4096):
-            pass
-        os._exit(0)
 
-    threading.Thread(target=wait_for_end, name="octavo-parent-watch", daemon=True).start()
+def wait_for_end() -> None:
+    """On a thread: end this process when standard input closes, as it does when the parent ends."""
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
 
 
 def tune_gc() -> None:
@@ -186,7 +180,3 @@ def watch(loop: EngineLoop, seconds: float) -> None:
             time.sleep(min(1.0, seconds / 4))
 
     threading.Thread(target=wind_up, name="octavo-watchdog", daemon=True).start()
-
-
-if __name__ == "__main__":
-    main()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.engine.spawn import spawn_engine
+from octavo.engine.spawn import spawn_engine, spawn_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo.config import EngineConfig
-    from octavo.engine.spawn import EngineHandle
+    from octavo.engine.spawn import EngineHandle as EngineHandle
     from octavo.service.model_text import ModelText
     from octavo.service.service import Service, ServiceOptions
 
@@ -28,9 +28,18 @@ class EngineProcess:
         self.handle.kill()
 
 
-def start_engine(config: EngineConfig) -> EngineProcess:
-    """Start the engine process; returns at once. Standard library only, so a command can call it before it imports anything else."""
-    return EngineProcess(config, spawn_engine(config))
+def start_engine(config: EngineConfig, waiting: EngineHandle | None = None) -> EngineProcess:
+    """Start the engine process, or give one that is ``waiting`` its order; returns at once. Standard library only, so a command can call it
+    before it imports anything else."""
+    if waiting is None:
+        return EngineProcess(config, spawn_engine(config))
+    waiting.order(config)
+    return EngineProcess(config, waiting)
+
+
+def start_waiting() -> EngineHandle:
+    """Start an engine process before its configuration is known; see :func:`octavo.engine.spawn.spawn_waiting`."""
+    return spawn_waiting()
 
 
 def process_service(engine: EngineProcess, options: ServiceOptions) -> Service:

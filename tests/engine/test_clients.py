@@ -18,7 +18,7 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.client import InProcessClient, ProcessClient
-from octavo.engine.messages import Abort, AddRequest, Deltas, EngineLost, Fatal, GetStats, Progress, Ready, Stats
+from octavo.engine.messages import Abort, AddRequest, Deltas, EngineLost, Fatal, GetStats, Progress, Ready, Shutdown, Stats
 from octavo.engine.spawn import spawn_engine
 from octavo.engine.supervisor import SupervisedClient
 from octavo.errors import CheckpointError, ConfigError, EngineDied
@@ -197,18 +197,34 @@ def test_an_engine_spawned_early_is_taken_over(config: EngineConfig, expected: d
     assert tokens == expected[2]
 
 
-def test_sigterm_ends_requests_and_process(config: EngineConfig) -> None:
+def test_signals_to_the_engine_are_the_parents_business(config: EngineConfig) -> None:
     async def run() -> None:
         client = ProcessClient(config)
         await client.start()
         reader = Reader(client)
         assert client.pid is not None
-        os.kill(client.pid, signal.SIGINT)  # the parent's business
+        client.send(add("r", count=CONTEXT - 5))
+        await reader.until(lambda: bool(reader.tokens))
+        os.kill(client.pid, signal.SIGINT)
+        os.kill(client.pid, signal.SIGTERM)
+        await reader.until(lambda: bool(reader.ends))
+        assert reader.ends == {("r", 0): ("length", None)}
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_the_last_messages_of_an_engine_arrive(config: EngineConfig) -> None:
+    async def run() -> None:
+        client = ProcessClient(config)
+        await client.start()
+        reader = Reader(client)
+        assert client.pid is not None
         names = [f"r{i}" for i in range(8)]
         for name in names:
             client.send(add(name, count=CONTEXT - 5))
         await reader.until(lambda: bool(reader.tokens))
-        os.kill(client.pid, signal.SIGTERM)
+        client.send(Shutdown())
         while alive(client.pid):
             time.sleep(0.02)  # this event loop hears of the end and of the last messages at the same time
         with pytest.raises(EngineDied, match="status 0"):
@@ -219,19 +235,16 @@ def test_sigterm_ends_requests_and_process(config: EngineConfig) -> None:
     asyncio.run(run())
 
 
-def test_an_idle_engine_hears_sigterm(config: EngineConfig) -> None:
+def test_closing_while_the_engine_loads_does_not_wait(config: EngineConfig) -> None:
     async def run() -> None:
-        client = ProcessClient(config)
-        await client.start()
-        reader = Reader(client)
-        await asyncio.sleep(0.2)
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGTERM)
+        client = ProcessClient(config, grace=60.0)
+        starting = asyncio.ensure_future(client.start())
+        await asyncio.sleep(0.3)
         began = time.monotonic()
-        with pytest.raises(EngineDied):
-            await reader.rest()
-        assert time.monotonic() - began < 3
         await client.close()
+        assert time.monotonic() - began < 5
+        with pytest.raises(EngineDied):
+            await starting
 
     asyncio.run(run())
 

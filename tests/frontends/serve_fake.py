@@ -30,7 +30,7 @@ def fake_service(engine: Any, options: Any) -> Service:
 
 
 serve.model_path = lambda model: Path(model)
-serve.start_engine = lambda config: SimpleNamespace(kill=lambda: None, config=config)  # type: ignore[assignment, return-value]
+serve.start_engine = lambda config, waiting=None: SimpleNamespace(kill=lambda: None, config=config)  # type: ignore[assignment, return-value]
 launch.process_service = fake_service
 sys.argv = ["octavo", "serve", "fake", *OPTIONS]
-cli.main()
+cli.run()

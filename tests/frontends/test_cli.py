@@ -56,7 +56,7 @@ def failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     """(exit status, standard error) of a command through the real entry point."""
     monkeypatch.setattr(sys, "argv", ["octavo", *arguments])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        cli.run()
     code = end.value.code
     return int(code) if isinstance(code, int) else -1, capsys.readouterr().err
 
@@ -175,13 +175,12 @@ def test_the_http_side_imports_no_torch() -> None:
 def test_serve_starts_the_engine_before_it_imports_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys\n"
-        "from octavo.frontends.cli import serve\n"
-        "def start(config):\n"
-        "    heavy = {'fastapi', 'uvicorn', 'tokenizers', 'zmq', 'rich', 'numpy', 'jinja2', 'prometheus_client'} & sys.modules.keys()\n"
+        "from octavo.service import launch\n"
+        "def start():\n"
+        "    heavy = {'fastapi', 'uvicorn', 'tokenizers', 'zmq', 'rich', 'numpy', 'jinja2', 'prometheus_client', 'typer'} & sys.modules.keys()\n"
         "    print(sorted(heavy)); raise SystemExit\n"
-        "serve.start_engine = start\n"
-        "serve.model_path = lambda model: model\n"
-        "from octavo.frontends.cli.main import main\n"
+        "launch.start_waiting = start\n"
+        "from octavo.frontends.cli.entry import main\n"
         "sys.argv = ['octavo', 'serve', '--port', '0']\n"
         "main()\n"
     )

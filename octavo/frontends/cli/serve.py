@@ -18,6 +18,7 @@ from octavo.service.launch import start_engine
 
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
+    from octavo.service.launch import EngineHandle
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 BACKLOG = 2048
@@ -53,14 +54,14 @@ def process_age() -> float:
         return time.process_time()
 
 
-def run_server(config: EngineConfig, options: ServeOptions) -> None:
-    """Serve until asked to stop. Raises ConfigError, CheckpointError, OutOfMemory for what prevents it."""
+def run_server(config: EngineConfig, options: ServeOptions, waiting: EngineHandle | None = None) -> None:
+    """Serve until asked to stop. ``waiting``: an engine process started beforehand. Raises ConfigError, CheckpointError, OutOfMemory."""
     options = checked(options)
     with closing(bind(options.host, options.port)) as listener:
         path = model_path(config.model)
         names = options.names or (config.model,)
         signal.signal(signal.SIGTERM, _terminated)
-        engine = start_engine(replace(config, model=str(path), served_model_name=names[0]))
+        engine = start_engine(replace(config, model=str(path), served_model_name=names[0]), waiting)
         try:
             spawned = process_age()
             from octavo.frontends.cli.server import serve_http
