@@ -9,6 +9,7 @@ from octavo.errors import ConfigError
 
 AUTO = "auto"
 BACKENDS = (AUTO, "cpu", "reference")
+WEIGHT_SCHEMES = (AUTO, "dense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class EngineConfig:
 
     model: catalog name, folder, or .gguf file.   max_model_len: tokens of prompt plus output one request may hold.
     kv_cache_memory_bytes: size of the KV cache.   max_num_seqs: rows of a step.   max_num_batched_tokens: tokens of a step.
+    weights: "auto" computes with quantized weights as they are stored (activations become int8, groups of 32) where the backend can;
+    "dense" widens them to float32 first, the exact values of their formulas.
     scheduler, kv_cache: a registered name or "module:Class".   threads: compute threads, 0 is every core this process may use.
     """
 
@@ -32,6 +35,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     scheduler: str = "default"
     kv_cache: str = "paged"
+    weights: str = AUTO
     threads: int = 0
     seed: int = 0
     chat_template: str | None = None  # text of a template that replaces the model's own
@@ -39,6 +43,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ConfigError(f"unknown backend {self.backend!r}; choose one of {', '.join(BACKENDS)}")
+        if self.weights not in WEIGHT_SCHEMES:
+            raise ConfigError(f"unknown weights {self.weights!r}; choose one of {', '.join(WEIGHT_SCHEMES)}")
         least = {"block_size": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1, "threads": 0}
         for name, low in least.items():
             if getattr(self, name) < low:

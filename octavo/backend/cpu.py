@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 from octavo.backend.base import BackendOptions, LayerKV
+from octavo.backend.panels import LANES, DensePanels, QuantizedPanels, indices, matrix, packed_panels
 from octavo.backend.reference import ReferenceBackend, zeros
-from octavo.errors import ConfigError, FormatError, OctavoError, UnsupportedModel
+from octavo.config import AUTO, WEIGHT_SCHEMES
+from octavo.errors import ConfigError, OctavoError, UnsupportedModel
 from octavo.kernels import native
-from octavo.kernels.dequant import row_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,17 +27,9 @@ if TYPE_CHECKING:
 
     from octavo.backend.base import AttentionBatch, AttentionPlan, AttentionSpec, KVSpec, PackedWeight, RawWeight, SampleBatch
 
-LANES = 16  # outputs a panel, positions a key group
 MAX_HEAD_DIM = 512
 CACHE_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # numbered as in csrc/kernels.h
-_FLOAT, _LONG = torch.float32, torch.int64
-
-
-def _matrix(x: Tensor, width: int, what: str) -> Tensor:
-    """``x`` float32 [T, width] with contiguous rows (copied if they are not). Raises OctavoError for another dtype or shape."""
-    if x.dtype is not _FLOAT or x.dim() != 2 or x.shape[1] != width:
-        raise OctavoError(f"{what} must be float32 [T, {width}], got {x.dtype} {list(x.shape)}")
-    return x if x.stride(1) == 1 or width == 1 else x.contiguous()
+_FLOAT = torch.float32
 
 
 def _heads(x: Tensor, tokens: int, head_dim: int, what: str) -> Tensor:
@@ -45,58 +38,6 @@ def _heads(x: Tensor, tokens: int, head_dim: int, what: str) -> Tensor:
         raise OctavoError(f"{what} must be float32 [{tokens}, heads, {head_dim}], got {x.dtype} {list(x.shape)}")
     _, by_head, by_component = x.stride()
     return x if by_component == 1 and (by_head == head_dim or x.shape[1] == 1) else x.contiguous()
-
-
-def _indices(ids: Tensor, what: str) -> Tensor:
-    if ids.dtype is not _LONG or ids.dim() != 1:
-        raise OctavoError(f"{what} must be int64 [T], got {ids.dtype} {list(ids.shape)}")
-    return ids.contiguous()
-
-
-class DensePanels:
-    """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
-
-    def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
-        inputs = parts[0].shape[1]
-        outputs = sum(part.shape[0] for part in parts)
-        self.shape = (outputs, inputs)
-        self._native = module
-        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * 4)
-        self.nbytes: int = self._memory.nbytes
-        self._panels: int = self._memory.ptr
-        arrays = [_stored_rows(part) for part in parts]
-        stored = [(a.ctypes.data, a.strides[0], part.shape[0], native.FORMATS.index(part.format)) for a, part in zip(arrays, parts, strict=True)]
-        module.pack(stored, self._panels, inputs)
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
-        outputs, inputs = self.shape
-        x = _matrix(x, inputs, "the input of a product")
-        tokens = x.shape[0]
-        y = torch.empty((tokens, outputs))
-        self._native.matmul(x.data_ptr(), self._panels, y.data_ptr(), x.stride(0), outputs, tokens, outputs, inputs)
-        return y
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
-        return self.scaled_rows(ids, 1.0)
-
-    def scaled_rows(self, ids: Tensor, scale: float) -> Tensor:
-        """The same times ``scale``."""
-        outputs, inputs = self.shape
-        ids = _indices(ids, "row numbers")
-        y = torch.empty((ids.shape[0], inputs))
-        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
-        return y
-
-
-def _stored_rows(part: RawWeight) -> np.ndarray:
-    """The bytes of ``part`` with contiguous rows. Raises FormatError if they are not what its format and shape need."""
-    size = row_bytes(part.format, part.shape[1])
-    data = part.data
-    if data.dtype != np.uint8 or data.shape != (part.shape[0], size):
-        raise FormatError(f"{part.format} {list(part.shape)} needs uint8 [{part.shape[0]:,}, {size:,}], got {data.dtype} {list(data.shape)}")
-    return data if data.strides[1] == 1 and data.strides[0] >= size else np.ascontiguousarray(data)
 
 
 @dataclass(slots=True)
@@ -159,19 +100,19 @@ class CpuBackend(ReferenceBackend):
         self.native.copy_blocks(caches, array.ctypes.data, len(pairs))
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
-        """``scheme`` "dense" is float32 in panels."""
-        if scheme != "dense":
-            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: dense")
+        """``scheme`` "dense" is float32 in panels; "auto" keeps quantized formats as they are (see :func:`packed_panels`), the rest is dense."""
+        if scheme not in WEIGHT_SCHEMES:
+            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: {', '.join(WEIGHT_SCHEMES)}")
         if not parts or len({part.shape[1] for part in parts}) != 1 or not all(min(part.shape) > 0 for part in parts):
             raise UnsupportedModel(f"cannot merge weights of shapes {', '.join(str(list(part.shape)) for part in parts) or '(none)'}")
-        return DensePanels(self.native, parts)
+        return packed_panels(self.native, parts) if scheme == AUTO else DensePanels(self.native, parts)
 
     def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
-        return table.scaled_rows(ids, scale) if isinstance(table, DensePanels) else super().embed(ids, table, scale)
+        return table.scaled_rows(ids, scale) if isinstance(table, DensePanels | QuantizedPanels) else super().embed(ids, table, scale)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
         width = weight.shape[0]
-        rows = _matrix(x, width, "the input of a norm") if x.dim() == 2 else _heads(x, x.shape[0], width, "the input of a norm")
+        rows = matrix(x, width, "the input of a norm") if x.dim() == 2 else _heads(x, x.shape[0], width, "the input of a norm")
         if weight.dtype is not _FLOAT or not weight.is_contiguous():
             raise OctavoError(f"the weight of a norm must be contiguous float32, got {weight.dtype}")
         inner = 1 if x.dim() == 2 else x.shape[1]
@@ -190,7 +131,7 @@ class CpuBackend(ReferenceBackend):
     def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """In place where heads are contiguous. Raises IndexError for a position beyond the table."""
         tokens, heads, width = q.shape
-        q, k, positions = _heads(q, tokens, width, "queries"), _heads(k, tokens, width, "keys"), _indices(positions, "positions")
+        q, k, positions = _heads(q, tokens, width, "queries"), _heads(k, tokens, width, "keys"), indices(positions, "positions")
         if table.dtype is not _FLOAT or not table.is_contiguous() or positions.shape[0] != tokens:
             raise OctavoError(f"rope needs a contiguous float32 table and {tokens} positions, got {table.dtype} and {positions.shape[0]}")
         self.native.rope(
@@ -205,7 +146,7 @@ class CpuBackend(ReferenceBackend):
         tokens, width = x.shape
         if width % 2:
             raise OctavoError(f"a gated activation needs an even width, got {width}")
-        x = _matrix(x, width, "the input of an activation")
+        x = matrix(x, width, "the input of an activation")
         y = torch.empty((tokens, width // 2))
         self.native.act_mul(x.data_ptr(), y.data_ptr(), x.stride(0), tokens, width // 2, native.ACTIVATIONS.index(kind))
         return y
@@ -249,7 +190,7 @@ class CpuBackend(ReferenceBackend):
 
     def sample(self, logits: Tensor, batch: SampleBatch) -> np.ndarray:
         rows, vocab = logits.shape
-        logits = _matrix(logits, vocab, "logits")
+        logits = matrix(logits, vocab, "logits")
         columns = [
             np.ascontiguousarray(getattr(batch, name), dtype)
             for name, dtype in (

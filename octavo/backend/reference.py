@@ -21,6 +21,7 @@ from octavo.backend.base import LayerKV, MemoryInfo
 from octavo.backend.dense import DenseWeight
 from octavo.backend.paged import attend_row
 from octavo.backend.sampling import sample_rows
+from octavo.config import WEIGHT_SCHEMES
 from octavo.errors import ConfigError, UnsupportedModel
 from octavo.kernels.dequant import dequantize
 
@@ -85,9 +86,9 @@ class ReferenceBackend:
             layer.v[targets] = layer.v[sources]
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
-        """The reference knows one layout: ``scheme`` "dense" is float32."""
-        if scheme != "dense":
-            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: dense")
+        """The reference knows one layout, float32: ``scheme`` "auto" is "dense"."""
+        if scheme not in WEIGHT_SCHEMES:
+            raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: {', '.join(WEIGHT_SCHEMES)}")
         return DenseWeight(self.dense(parts), self._pool, self.threads)
 
     def dense(self, parts: Sequence[RawWeight]) -> Tensor:

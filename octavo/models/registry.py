@@ -39,18 +39,20 @@ def load_model(
     *,
     group: Group | None = None,
     max_positions: int | None = None,
+    weights: str = "dense",
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """Build the model that ``checkpoint`` describes and load its weights; ``progress(done, total)`` in bytes.
 
     ``max_positions`` bounds the sequences it must compute (its position tables are that long); None is all the model was made for.
+    ``weights`` is the scheme of weight matrices: see ``EngineConfig.weights``.
     Raises UnsupportedModel, FormatError (configuration), TensorMismatch (weights) or ConfigError (``max_positions`` or ``group`` do not fit).
     """
     config = ModelConfig(checkpoint.config)
     build = find_family(config)
     group = group or LocalGroup()
     loader = WeightLoader(checkpoint, backend, group, progress)
-    model = build(Scope(loader, backend, group, _positions(config, max_positions)), config)
+    model = build(Scope(loader, backend, group, _positions(config, max_positions), scheme=weights), config)
     loader.finish()
     return model
 

@@ -145,7 +145,7 @@ def load_weights(config: EngineConfig, checkpoint: Checkpoint, backend: Backend,
             if memory.available < memory.total * LEAST_FREE:
                 raise OutOfMemory(f"only {sized(memory.available)} are free with {sized(done)} of the model's {sized(total)} loaded")
 
-    return load_model(checkpoint, backend, max_positions=config.max_model_len, progress=watch)
+    return load_model(checkpoint, backend, max_positions=config.max_model_len, weights=config.weights, progress=watch)
 
 
 def make_runner(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, model: Model) -> tuple[Runner, MemoryPlan]:

@@ -50,7 +50,7 @@ def greedy(model: Any, prompt: list[int], stop: set[int]) -> list[int]:
 
 def compare(path: Path, prompts: list[str], *, chat: bool) -> None:
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
-    with LLM(model=str(path), max_model_len=512) as llm:
+    with LLM(model=str(path), max_model_len=512, weights="dense") as llm:
         stop = set(llm.get_tokenizer().eos_token_ids)
         if chat:
             outputs = llm.chat([[{"role": "user", "content": p}] for p in prompts], params, use_tqdm=False)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.checkpoint.catalog import DEFAULT_MODEL
 from octavo.errors import OctavoError
+from octavo.frontends.cli.bench import app as bench
+
+if TYPE_CHECKING:
+    from octavo.service.launch import EngineHandle
 
 app = typer.Typer(
     name="octavo",
@@ -19,6 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench)
 
 SERVER, MEMORY, SCHEDULING, MACHINE = "Server", "Model and memory", "Scheduling", "Machine"
 
@@ -34,6 +40,9 @@ MaxModelLen = Annotated[str, typer.Option(help="Context in tokens, e.g. 4096 or 
 CacheBytes = Annotated[str | None, typer.Option("--kv-cache-memory-bytes", help="Size of the KV cache, e.g. 2GiB.", rich_help_panel=MEMORY)]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core this process may use.", rich_help_panel=MACHINE)]
 Backend = Annotated[str, typer.Option(help="auto, cpu or reference.", rich_help_panel=MACHINE)]
+Weights = Annotated[
+    str, typer.Option(help="auto computes with quantized weights as stored, in int8; dense widens them to float32 first.", rich_help_panel=MACHINE)
+]
 TemplateFile = Annotated[Path | None, typer.Option("--chat-template", help="File with a Jinja template to use instead.", rich_help_panel=MEMORY)]
 
 
@@ -55,6 +64,7 @@ def common(
 
 @app.command()
 def serve(
+    context: typer.Context,
     model: Model = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.", rich_help_panel=SERVER)] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.", rich_help_panel=SERVER)] = 8000,
@@ -79,6 +89,7 @@ def serve(
     scheduler: Annotated[str, typer.Option(help='Scheduler to use, or "module:Class".', rich_help_panel=SCHEDULING)] = "default",
     threads: Threads = 0,
     backend: Backend = "auto",
+    weights: Weights = "auto",
     seed: Annotated[int | None, typer.Option(help="Start of the seeds of requests without one; default: random.", rich_help_panel=SERVER)] = None,
     metrics_prefix: Annotated[str, typer.Option(help="Prefix of metric names; vllm serves existing dashboards.", rich_help_panel=SERVER)] = "octavo",
     root_path: Annotated[str, typer.Option(help="Path under which a proxy shows this server.", rich_help_panel=SERVER)] = "",
@@ -98,7 +109,7 @@ def serve(
         "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "block_size": block_size,
         "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
-        "backend": backend, "chat_template": _template(chat_template),
+        "backend": backend, "weights": weights, "chat_template": _template(chat_template),
     })  # fmt: skip
     run_server(
         config,
@@ -107,6 +118,7 @@ def serve(
             trust_request_chat_template=trust_request_chat_template, max_queued=max_queued, seed=seed, metrics_prefix=metrics_prefix,
             root_path=root_path, drain_timeout=drain_timeout, load_timeout=load_timeout, log_level=uvicorn_log_level, log_stats=log_stats,
         ),
+        context.obj,
     )  # fmt: skip
 
 
@@ -125,6 +137,7 @@ def chat(
     chat_template: TemplateFile = None,
     threads: Threads = 0,
     backend: Backend = "auto",
+    weights: Weights = "auto",
 ) -> None:
     """Chat in the terminal, with a model in this machine or with a running server (--url). /help lists what can be typed."""
     from octavo.frontends.cli.chat import run_chat
@@ -133,7 +146,7 @@ def chat(
     talk = open_talk(
         url, api_key,
         model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
-        chat_template=_template(chat_template),
+        weights=weights, chat_template=_template(chat_template),
     )  # fmt: skip
     run_chat(talk, system, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed})
 
@@ -153,14 +166,16 @@ def complete(
     kv_cache_memory_bytes: CacheBytes = None,
     threads: Threads = 0,
     backend: Backend = "auto",
+    weights: Weights = "auto",
 ) -> None:
     """Continue a text and print the continuation as it comes."""
     from octavo.frontends.cli.complete import run_complete
     from octavo.frontends.cli.talk import open_talk
 
     talk = open_talk(
-        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend
-    )
+        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
+        weights=weights,
+    )  # fmt: skip
     run_complete(talk, prompt, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, "stop": stop})
 
 
@@ -209,10 +224,13 @@ def _template(path: Path | None) -> str | None:
         raise typer.BadParameter(f"cannot read {path}: {error}", param_hint="--chat-template") from None
 
 
-def main() -> None:
-    """Entry point. An error of ours is one line on standard error and status 1; wrong usage is status 2."""
+def run(waiting: EngineHandle | None = None) -> None:
+    """Run the command line. ``waiting``: an engine process that ``serve`` may use.
+
+    An error of ours is one line on standard error and status 1; wrong usage is status 2.
+    """
     try:
-        app(prog_name="octavo")
+        app(prog_name="octavo", obj=waiting)
     except OctavoError as error:
         if "--debug" in sys.argv[1:2]:
             raise

@@ -32,7 +32,7 @@ uint64_t saved_state() {
 }
 
 struct Features {
-  bool avx2 = false, avx512 = false;
+  bool avx2 = false, avxvnni = false, avx512 = false, avx512vnni = false;
 };
 
 Features detect() {
@@ -46,7 +46,15 @@ Features detect() {
   f.avx2 = b >> 5 & 1;
   const bool all512 = (b >> 16 & 1) && (b >> 17 & 1) && (b >> 30 & 1) && (b >> 31 & 1);  // F, DQ, BW, VL
   f.avx512 = f.avx2 && all512 && (state & 0xe6) == 0xe6;
+  f.avx512vnni = f.avx512 && (c >> 11 & 1);
+  f.avxvnni = f.avx2 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
   return f;
+}
+
+KernelSet with_product(KernelSet set, const char* name, void (*qmatmul)(const QMatmulArgs&)) {
+  set.name = name;
+  set.qmatmul = qmatmul;
+  return set;
 }
 #endif
 
@@ -54,8 +62,12 @@ std::vector<const KernelSet*> available_sets() {
   std::vector<const KernelSet*> sets{&generic_kernels};
 #if defined(OCTAVO_X86_64)
   const Features f = detect();
+  static const KernelSet avxvnni = with_product(avx2_kernels, "avxvnni", qmatmul_avxvnni);
+  static const KernelSet avx512vnni = with_product(avx512_kernels, "avx512vnni", qmatmul_avx512vnni);
   if (f.avx2) sets.push_back(&avx2_kernels);
+  if (f.avxvnni) sets.push_back(&avxvnni);
   if (f.avx512) sets.push_back(&avx512_kernels);
+  if (f.avx512vnni) sets.push_back(&avx512vnni);
 #endif
   return sets;
 }

@@ -31,7 +31,7 @@ struct MatmulArgs {
   int64_t tokens, outputs, inputs;
 };
 
-// Tensor types as in GGUF files.
+// Tensor types as in GGUF files; their formulas: octavo/kernels/dequant.py.
 enum class Format : int32_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, count };
 
 struct PackPart {
@@ -47,6 +47,69 @@ struct PackArgs {
   int64_t num_parts;
   float* panels;
   int64_t outputs, inputs;
+};
+
+// Quantized panels, the layout of a packed weight [N, K] with K a multiple of 32, in one of six kinds. Inputs form groups of 32, a group eight
+// quads of 4. Codes are unsigned; with center C = 8, 16, 32, 128 for 4, 5, 6, 8 bits the value of a weight is
+//   symmetric  scale * (code - C)        affine  scale * code + minimum        halves  as symmetric, with one scale for 16 inputs
+// A panel of 16 outputs is [K / 32][H][16] binary16 (H = 1: scales; 2: scales, then minimums, or the scales of both halves), padded to 64 bytes,
+// then [K / 32] groups of rows of 64 bytes. Byte 4 o + c of a row belongs to output o and input c of a quad:
+//   4 to 6 bits  row i < 4: low four bits of quad i in its low nibble, of quad i + 4 in its high one
+//   5 bits       row 4: bit j is bit 4 of quad j's code        6 bits  rows 4, 5: bits 2 j, 2 j + 1 are bits 4, 5 of quads j and 4 + j
+//   8 bits       row i: quad i
+// Outputs beyond N have zero scales and codes. A panel takes the bytes of the file's own blocks (K-quants, whose 6-bit scales are multiplied
+// out and rounded to binary16: 5.0 for 4.5 bits a weight, 6.0 for 5.5, 7.0 for 6.56).
+constexpr int64_t kGroup = 32;
+enum class Kind : int32_t { symmetric4, affine4, symmetric5, affine5, halves6, symmetric8 };
+
+struct KindInfo {
+  int bits, center, header, rows;  // header: vectors of 16 binary16 numbers a group; rows: of 64 bytes a group
+  bool affine;
+};
+constexpr KindInfo kKinds[] = {
+    {4, 8, 1, 4, false}, {4, 8, 2, 4, true}, {5, 16, 1, 5, false}, {5, 16, 2, 5, true}, {6, 32, 2, 6, false}, {8, 128, 1, 8, false},
+};
+constexpr const KindInfo& kind_info(Kind kind) { return kKinds[static_cast<int>(kind)]; }
+
+constexpr int64_t header_bytes(Kind kind, int64_t inputs) { return (inputs / kGroup * kind_info(kind).header * 32 + 63) / 64 * 64; }
+constexpr int64_t panel_bytes(Kind kind, int64_t inputs) { return header_bytes(kind, inputs) + inputs / kGroup * kind_info(kind).rows * 64; }
+
+// Outputs first .. first + outputs - 1 of a packed weight: one stored tensor, in panels of its own.
+struct PanelRange {
+  Kind kind;
+  int64_t first, outputs;
+  uint8_t* panels;
+  int64_t count() const { return (outputs + kLanes - 1) / kLanes; }
+};
+
+// Fill the panels of each part's range. False, with the panels unspecified, if a scale or minimum is no finite binary16.
+struct QPackArgs {
+  const PackPart* parts;
+  const PanelRange* ranges;
+  int64_t count, inputs;
+};
+
+// The product on quantized panels. Each group of 32 inputs of a row becomes int8 q = round(x * (127 / m)), ties to even, with m its largest
+// magnitude, and scale s = m / 127; m < 1e-30 counts as zero, and an infinity or NaN makes s NaN.
+//
+// Order for (t, n), with i an exact integer and fma fused in every set but generic: y = 0, then for groups in ascending order
+//   symmetric  i = sum of (code - C) * q;  y = fma(float(i), scale * s, y)        halves  the same for inputs 0 .. 15, then for 16 .. 31
+//   affine     i = sum of code * q;        y = fma(float(i), scale * s, y), then y = fma(minimum, s * float(sum of q), y)
+struct QMatmulArgs {
+  const float* x;
+  const PanelRange* ranges;
+  float* y;
+  int64_t x_stride, y_stride;
+  int64_t tokens, count, inputs;  // count: ranges
+};
+
+// y[t, :] = scale * w[ids[t], :], with the values defined above, product and sum rounded apart.
+struct QGatherArgs {
+  const PanelRange* ranges;
+  const int64_t* ids;
+  float* y;
+  float scale;
+  int64_t tokens, count, inputs;
 };
 
 // y[t, :] = scale * w[ids[t], :].
@@ -137,6 +200,9 @@ struct KernelSet {
   void (*matmul)(const MatmulArgs&);
   void (*pack)(const PackArgs&);
   void (*gather)(const GatherArgs&);
+  void (*qmatmul)(const QMatmulArgs&);
+  bool (*qpack)(const QPackArgs&);
+  void (*qgather)(const QGatherArgs&);
   void (*norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*act_mul)(const ActMulArgs&);
@@ -148,6 +214,9 @@ extern const KernelSet generic_kernels;
 #if defined(OCTAVO_X86_64)
 extern const KernelSet avx2_kernels;
 extern const KernelSet avx512_kernels;
+// Replace the quantized product of a set above where the processor has the dot products of VNNI.
+void qmatmul_avxvnni(const QMatmulArgs&);
+void qmatmul_avx512vnni(const QMatmulArgs&);
 #endif
 
 }  // namespace octavo

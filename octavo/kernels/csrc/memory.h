@@ -23,6 +23,9 @@ class Memory {
   size_t size_;
 };
 
+// Map the pages of a memory-mapped file at once, which costs far less than a fault for each. A hint: without support nothing happens.
+void populate(const void* data, size_t bytes);
+
 // Buffers of the calling thread, 64-byte aligned, valid until its next call with the same slot; they grow and are kept.
 // Slot 0 belongs to the caller of an operation (shared with its tasks), slot 1 to a task.
 enum class Slot { shared = 0, task = 1 };

@@ -63,19 +63,83 @@ void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t t
   kernels().gather({pointer<const float>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs});
 }
 
+bool kind_of(Format format, Kind* kind) {
+  switch (format) {
+    case Format::q4_0: *kind = Kind::symmetric4; return true;
+    case Format::q4_1:
+    case Format::q4_k: *kind = Kind::affine4; return true;
+    case Format::q5_0: *kind = Kind::symmetric5; return true;
+    case Format::q5_1:
+    case Format::q5_k: *kind = Kind::affine5; return true;
+    case Format::q6_k: *kind = Kind::halves6; return true;
+    case Format::q8_0: *kind = Kind::symmetric8; return true;
+    default: return false;
+  }
+}
+
+// A weight in quantized panels, one range a part.
+class QuantPanels {
+ public:
+  QuantPanels(const std::vector<Part>& parts, int64_t inputs) : inputs_(inputs), memory_(0) {
+    require(inputs > 0 && inputs % kGroup == 0, "quantized panels need inputs in groups of 32, got " + std::to_string(inputs));
+    std::vector<PackPart> stored;
+    size_t bytes = 0;
+    for (const auto& [data, row_stride, rows, format] : parts) {
+      PanelRange range{};
+      require(format >= 0 && format < static_cast<int32_t>(Format::count) && kind_of(static_cast<Format>(format), &range.kind),
+              "tensor format number " + std::to_string(format) + " is not quantized");
+      require(rows > 0, "quantized panels need rows > 0");
+      range.first = outputs_;
+      range.outputs = rows;
+      ranges_.push_back(range);
+      stored.push_back({pointer<const uint8_t>(data), row_stride, rows, static_cast<Format>(format)});
+      outputs_ += rows;
+      bytes += static_cast<size_t>(range.count() * panel_bytes(range.kind, inputs));
+    }
+    memory_ = Memory(bytes);
+    auto* at = static_cast<uint8_t*>(memory_.data());
+    for (PanelRange& range : ranges_) {
+      range.panels = at;
+      at += range.count() * panel_bytes(range.kind, inputs);
+    }
+    ok_ = kernels().qpack({stored.data(), ranges_.data(), count(), inputs});
+  }
+
+  bool ok() const { return ok_; }
+  size_t nbytes() const { return memory_.size(); }
+
+  void matmul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens) const {
+    require(tokens >= 0, "a product needs tokens >= 0");
+    kernels().qmatmul({pointer<const float>(x), ranges_.data(), pointer<float>(y), x_stride, y_stride, tokens, count(), inputs_});
+  }
+
+  void gather(uintptr_t ids, uintptr_t y, float scale, int64_t tokens) const {
+    check_range(pointer<const int64_t>(ids), tokens, outputs_, "row");
+    kernels().qgather({ranges_.data(), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, count(), inputs_});
+  }
+
+ private:
+  int64_t count() const { return static_cast<int64_t>(ranges_.size()); }
+
+  int64_t inputs_, outputs_ = 0;
+  bool ok_ = false;
+  std::vector<PanelRange> ranges_;
+  Memory memory_;
+};
+
 void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner, int64_t width,
           int64_t x_stride) {
   require((residual == 0) == (sum == 0), "norm needs both residual and sum, or neither");
-  kernels().norm({pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out), pointer<float>(sum), eps,
-                  outer, inner, width, x_stride});
+  kernels().norm({pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out), pointer<float>(sum),
+                  eps, outer, inner, width, x_stride});
 }
 
 void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_t table_rows, int64_t q_stride, int64_t k_stride, int64_t tokens,
           int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot) {
   require(rot >= 0 && rot <= head_dim && rot % 2 == 0, "rotary width " + std::to_string(rot) + " does not fit a head of " + std::to_string(head_dim));
   check_range(pointer<const int64_t>(positions), tokens, table_rows, "position");
-  kernels().rope({pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens, heads,
-                  kv_heads, head_dim, rot});
+  kernels().rope({pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens,
+                  heads, kv_heads, head_dim, rot});
 }
 
 void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind) {
@@ -85,18 +149,19 @@ void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t
 
 void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t offsets, uintptr_t starts,
                uintptr_t tables, uintptr_t slopes, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t rows, int64_t heads,
-               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t table_stride, int64_t window, float scale, float softcap, int32_t cache_type) {
+               int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t table_stride,
+               int64_t window, float scale, float softcap, int32_t cache_type) {
   require(block_size >= 1 && block_size <= 128 && (block_size & (block_size - 1)) == 0,
           "block size must be a power of two up to 128, got " + std::to_string(block_size));
   require(head_dim >= 1 && head_dim <= kMaxHeadDim, "head size must be 1 .. " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim));
-  require(cache_type >= 0 && cache_type <= static_cast<int32_t>(CacheType::bf16), "unknown cache type number " + std::to_string(cache_type));
+  require(cache_type >= 0 && cache_type <= static_cast<int32_t>(CacheType::bf16), "unknown cache type " + std::to_string(cache_type));
   require(kv_heads >= 1 && heads % kv_heads == 0,
           std::to_string(heads) + " query heads cannot share " + std::to_string(kv_heads) + " key/value heads");
   if (tokens == 0) return;
   kernels().attention({pointer<const float>(q), pointer<const float>(k), pointer<const float>(v), pointer<float>(out), pointer<void>(key_cache),
-                       pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets), pointer<const int32_t>(starts), pointer<const int32_t>(tables),
-                       pointer<const float>(slopes), q_stride, k_stride, v_stride, tokens, rows, heads, kv_heads, head_dim, block_size, table_stride,
-                       window, scale, softcap});
+                       pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets),
+                       pointer<const int32_t>(starts), pointer<const int32_t>(tables), pointer<const float>(slopes), q_stride, k_stride, v_stride,
+                       tokens, rows, heads, kv_heads, head_dim, block_size, table_stride, window, scale, softcap});
 }
 
 void sample(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t min_p,
@@ -127,6 +192,13 @@ NB_MODULE(_native, m) {
       .def(nb::init<size_t>(), nb::arg("nbytes"))
       .def_prop_ro("ptr", [](const Memory& memory) { return reinterpret_cast<uintptr_t>(memory.data()); })
       .def_prop_ro("nbytes", [](const Memory& memory) { return memory.size(); });
+
+  nb::class_<QuantPanels>(m, "QuantPanels", "A weight in quantized panels; not to be used unless ok.")
+      .def(nb::init<const std::vector<Part>&, int64_t>(), nb::arg("parts"), nb::arg("inputs"), unlocked)
+      .def_prop_ro("ok", &QuantPanels::ok)
+      .def_prop_ro("nbytes", &QuantPanels::nbytes)
+      .def("matmul", &QuantPanels::matmul, unlocked)
+      .def("gather", &QuantPanels::gather, unlocked);
 
   m.def("isa", [] { return std::string(kernels().name); }, "Name of the kernel set in use.");
   m.def("isas", &available_isas, "Kernel sets this processor can run, best last.");

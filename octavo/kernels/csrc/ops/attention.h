@@ -9,206 +9,27 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <utility>
 
 #include "../memory.h"
 #include "../pool.h"
+#include "attention_cache.h"
+#include "attention_tiles.h"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t kTile = 64;  // positions
-constexpr int64_t kTileVectors = kTile / kLanes;
-constexpr int64_t kSplit = 512;
-constexpr int64_t kMaxQueries = 32;
-
-inline uint16_t narrow(float x, CacheType type) {
-  if (type == CacheType::f16) return float_to_half(x);
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);  // NaN stays NaN
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-inline void widen(const uint16_t* from, int64_t count, CacheType type, float* to) {
-  const auto load = [&](const uint16_t* p) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(p);
-    return type == CacheType::f16 ? load_half(bytes) : load_bfloat(bytes);
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) load(from + i).store(to + i);
-  if (i == count) return;
-  uint16_t rest[kLanes] = {};
-  std::memcpy(rest, from + i, static_cast<size_t>(count - i) * sizeof(uint16_t));
-  load(rest).store_n(to + i, count - i);
-}
-
-// Where positions lie in the caches of one (row, key/value head). Pointers are to float32: the cache itself, or a widened copy of it.
-struct CacheView {
-  const AttentionArgs& args;
-  const int32_t* table;
-  int64_t group;
-
-  bool wide() const { return args.cache_type == CacheType::f32; }
-  int64_t block_at(int64_t position) const {  // elements before the block that holds a position
-    return (table[position / args.block_size] * args.kv_heads + group) * args.block_size * args.head_dim;
-  }
-
-  // Keys of 16 positions from a multiple of 16 on, as [D][16]. Reads no block from ``end`` on. ``space`` holds a copy if one is needed.
-  const float* keys(int64_t position, int64_t end, float* space) const {
-    const int64_t size = args.block_size, lanes = std::min(size, kLanes), d_count = args.head_dim;
-    if (lanes == kLanes && wide()) return static_cast<const float*>(args.key_cache) + block_at(position) + position % size * d_count;
-    for (int64_t at = 0; at < kLanes; at += lanes) copy_keys(position + at, lanes, position + at < end, space + at);
-    return space;
-  }
-
-  void copy_keys(int64_t position, int64_t lanes, bool exists, float* to) const {
-    if (!exists) {
-      for (int64_t d = 0; d < args.head_dim; ++d) std::memset(to + d * kLanes, 0, static_cast<size_t>(lanes) * sizeof(float));
-      return;
-    }
-    const int64_t from = block_at(position) + position % args.block_size * args.head_dim;
-    for (int64_t d = 0; d < args.head_dim; ++d) {
-      if (wide()) {
-        std::memcpy(to + d * kLanes, static_cast<const float*>(args.key_cache) + from + d * lanes, static_cast<size_t>(lanes) * sizeof(float));
-      } else {
-        widen(static_cast<const uint16_t*>(args.key_cache) + from + d * lanes, lanes, args.cache_type, to + d * kLanes);
-      }
-    }
-  }
-
-  // values[j]: value of position base + j, for j in [first, end).
-  void values(int64_t base, int64_t first, int64_t end, float* space, const float** values) const {
-    const int64_t size = args.block_size, d_count = args.head_dim;
-    for (int64_t j = first; j < end;) {
-      const int64_t slot = (base + j) % size, count = std::min(size - slot, end - j), from = block_at(base + j) + slot * d_count;
-      const float* at = static_cast<const float*>(args.value_cache) + from;
-      if (!wide()) {
-        widen(static_cast<const uint16_t*>(args.value_cache) + from, count * d_count, args.cache_type, space + j * d_count);
-        at = space + j * d_count;
-      }
-      for (int64_t stop = j + count; j < stop; ++j, at += d_count) values[j] = at;
-    }
-  }
-};
-
-// One token of one key/value head. ``position``: its place in the row.
-inline void store_kv_head(const AttentionArgs& args, const CacheView& view, int64_t position, const float* k, const float* v) {
-  const int64_t lanes = std::min(args.block_size, kLanes), d_count = args.head_dim, slot = position % args.block_size;
-  const int64_t block = view.block_at(position), key = block + slot / lanes * lanes * d_count + slot % lanes, value = block + slot * d_count;
-  if (view.wide()) {
-    float* keys = static_cast<float*>(args.key_cache) + key;
-    for (int64_t d = 0; d < d_count; ++d) keys[d * lanes] = k[d];
-    std::memcpy(static_cast<float*>(args.value_cache) + value, v, static_cast<size_t>(d_count) * sizeof(float));
-    return;
-  }
-  uint16_t *keys = static_cast<uint16_t*>(args.key_cache) + key, *values = static_cast<uint16_t*>(args.value_cache) + value;
-  for (int64_t d = 0; d < d_count; ++d) keys[d * lanes] = narrow(k[d], args.cache_type), values[d] = narrow(v[d], args.cache_type);
-}
-
-inline void store_kv(const AttentionArgs& args, int64_t row) {
-  for (int64_t t = args.offsets[row]; t < args.offsets[row + 1]; ++t) {
-    const int64_t position = args.starts[row] + t - args.offsets[row];
-    for (int64_t g = 0; g < args.kv_heads; ++g) {
-      const CacheView view{args, args.tables + row * args.table_stride, g};
-      store_kv_head(args, view, position, args.k + t * args.k_stride + g * args.head_dim, args.v + t * args.v_stride + g * args.head_dim);
-    }
-  }
-}
-
-// scores[r][16 v + lane] = q[r] . key, one chain over d.
-template <int R, int N>
-void score_tile(const float* q, int64_t d_count, const float* const* keys, float* scores) {
-  Vec acc[R][N];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < N; ++v) acc[r][v] = Vec::zero();
-  }
-  const float* at[N];
-  for (int v = 0; v < N; ++v) at[v] = keys[v];
-  for (int64_t d = 0; d < d_count; ++d) {
-    Vec b[N];
-    for (int v = 0; v < N; ++v) b[v] = Vec::load(at[v] + d * kLanes);
-    for (int r = 0; r < R; ++r) {
-      const Vec a = Vec::set(q[r * d_count + d]);
-      for (int v = 0; v < N; ++v) acc[r][v] = fma(a, b[v], acc[r][v]);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < N; ++v) acc[r][v].store(scores + r * kTile + v * kLanes);
-  }
-}
-
-// out[r][d] += weight[r][j] * value[j][d] in ascending j in [low, high); the last vector of d has ``tail`` lanes.
-template <int R, int N>
-void value_tile(const float* weights, const float* const* values, int64_t low, int64_t high, float* out, int64_t out_stride, int64_t d, int64_t tail) {
-  Vec acc[R][N];
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < N; ++v) acc[r][v] = Vec::load(out + r * out_stride + v * kLanes);
-  }
-  const auto walk = [&](const auto& load_last) {
-    for (int64_t j = low; j < high; ++j) {
-      const float* from = values[j] + d;
-      Vec b[N];
-      for (int v = 0; v < N - 1; ++v) b[v] = Vec::load(from + v * kLanes);
-      b[N - 1] = load_last(from + (N - 1) * kLanes);
-      for (int r = 0; r < R; ++r) {
-        const Vec a = Vec::set(weights[r * kTile + j]);
-        for (int v = 0; v < N; ++v) acc[r][v] = fma(a, b[v], acc[r][v]);
-      }
-    }
-  };
-  if (tail == kLanes) {
-    walk([](const float* p) { return Vec::load(p); });
-  } else {
-    walk([&](const float* p) { return Vec::load_n(p, tail); });
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int v = 0; v < N; ++v) acc[r][v].store(out + r * out_stride + v * kLanes);
-  }
-}
-
-using ScoreTile = void (*)(const float*, int64_t, const float* const*, float*);
-using ValueTile = void (*)(const float*, const float* const*, int64_t, int64_t, float*, int64_t, int64_t, int64_t);
-struct AttentionTiles {
-  std::array<ScoreTile, 4> score;
-  std::array<ValueTile, 4> value;
-};
-
-template <int R, int N>
-constexpr ScoreTile score_tile_or_null() {
-  if constexpr (N <= attention_vectors(R)) {
-    return &score_tile<R, N>;
-  } else {
-    return nullptr;
-  }
-}
-template <int R, int N>
-constexpr ValueTile value_tile_or_null() {
-  if constexpr (N <= attention_vectors(R)) {
-    return &value_tile<R, N>;
-  } else {
-    return nullptr;
-  }
-}
-template <int R>
-constexpr AttentionTiles attention_tile_row() {
-  return {{score_tile_or_null<R, 1>(), score_tile_or_null<R, 2>(), score_tile_or_null<R, 3>(), score_tile_or_null<R, 4>()},
-          {value_tile_or_null<R, 1>(), value_tile_or_null<R, 2>(), value_tile_or_null<R, 3>(), value_tile_or_null<R, 4>()}};
-}
-template <int... R>
-constexpr std::array<AttentionTiles, sizeof...(R)> attention_tile_table(std::integer_sequence<int, R...>) {
-  return {attention_tile_row<R + 1>()...};
-}
-constexpr auto kAttentionTiles = attention_tile_table(std::make_integer_sequence<int, kAttentionRows>{});
+constexpr int64_t kSplit = 512;     // positions that share a softmax state; a multiple of kTile
+constexpr int64_t kMaxQueries = 32;  // of a query tile
 
 // Running softmax of some queries: maximum, sum of weights and weighted sum of values, [queries][padded D].
 struct Softmax {
   float *maximum, *total, *out;
 
   static int64_t floats(int64_t queries, int64_t padded) { return queries * (padded + 2); }
-  static Softmax at(float* memory, int64_t queries, int64_t padded) { return {memory + queries * padded, memory + queries * padded + queries, memory}; }
+  static Softmax at(float* memory, int64_t queries, int64_t padded) {
+    return {memory + queries * padded, memory + queries * padded + queries, memory};
+  }
   void clear(int64_t queries, int64_t padded) const {
     std::memset(out, 0, static_cast<size_t>(queries * padded) * sizeof(float));
     for (int64_t i = 0; i < queries; ++i) maximum[i] = -kInfinity, total[i] = 0.0f;
@@ -375,8 +196,8 @@ class QueryTask {
     const auto& tiles = kAttentionTiles[static_cast<size_t>(rows - 1)].value;
     const int64_t widest = attention_vectors(static_cast<int>(rows)), vectors = padded_ / kLanes;
     for (int64_t v = 0; v < vectors; v += widest) {
-      const int64_t n = std::min(widest, vectors - v), tail = v + n == vectors ? args_.head_dim - (vectors - 1) * kLanes : kLanes;
-      tiles[static_cast<size_t>(n - 1)](weights_ + i * kTile, values, low_key, high_key, state.out + i * padded_ + v * kLanes, padded_, v * kLanes, tail);
+      const int64_t n = std::min(widest, vectors - v), d = v * kLanes, tail = v + n == vectors ? args_.head_dim - (vectors - 1) * kLanes : kLanes;
+      tiles[static_cast<size_t>(n - 1)](weights_ + i * kTile, values, low_key, high_key, state.out + i * padded_ + d, padded_, d, tail);
     }
   }
 
@@ -401,7 +222,8 @@ class QueryTask {
 // Calls f for every query tile of the step.
 template <class F>
 inline void for_query_tiles(const AttentionArgs& args, const F& f) {
-  const int64_t group_heads = args.heads / args.kv_heads, heads = std::min(group_heads, kMaxQueries), tokens = std::max<int64_t>(1, kMaxQueries / heads);
+  const int64_t group_heads = args.heads / args.kv_heads, heads = std::min(group_heads, kMaxQueries);
+  const int64_t tokens = std::max<int64_t>(1, kMaxQueries / heads);
   for (int64_t row = 0; row < args.rows; ++row) {
     const int64_t end = args.offsets[row + 1];
     for (int64_t t = args.offsets[row]; t < end; t += tokens) {
@@ -409,7 +231,9 @@ inline void for_query_tiles(const AttentionArgs& args, const F& f) {
       const int64_t oldest = args.window > 0 ? std::max<int64_t>(0, position - args.window + 1) : 0;
       const int64_t first = oldest / kSplit, splits = (position + count - 1) / kSplit - first + 1;
       for (int64_t g = 0; g < args.kv_heads; ++g) {
-        for (int64_t h = 0; h < group_heads; h += heads) f(QueryTile{row, t, count, g * group_heads + h, std::min(heads, group_heads - h), first, splits});
+        for (int64_t h = 0; h < group_heads; h += heads) {
+          f(QueryTile{row, t, count, g * group_heads + h, std::min(heads, group_heads - h), first, splits});
+        }
       }
     }
   }

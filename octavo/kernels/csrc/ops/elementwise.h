@@ -96,7 +96,8 @@ inline void act_mul_with(const ActMulArgs& args, const F& act) {
     const int64_t t = task / pieces, first = task % pieces * piece;
     const float *gate = args.x + t * args.x_stride + first, *up = gate + args.features;
     float* y = args.y + t * args.features + first;
-    for_vectors(std::min(piece, args.features - first), [&](int64_t i, int64_t n) { store_at(act(load_at(gate + i, n)) * load_at(up + i, n), y + i, n); });
+    const auto vector = [&](int64_t i, int64_t n) { store_at(act(load_at(gate + i, n)) * load_at(up + i, n), y + i, n); };
+    for_vectors(std::min(piece, args.features - first), vector);
   });
 }
 

@@ -23,6 +23,9 @@ constexpr int kMatmulPanels = 4;
 // Rows and inputs that are worked on together, sized for the second-level cache.
 constexpr int64_t kRowBlock = 256, kInputBlock = 4 * kBlockInputs;
 
+// Inputs between a load of weights and the prefetch beside it: the processor's own prefetcher stops at every 4 KiB page, 64 inputs long.
+constexpr int64_t kPrefetch = 48;
+
 // What to fetch into the cache while a tile is computed: ``step`` bytes for every input.
 struct Ahead {
   const char* at;
@@ -39,6 +42,7 @@ void matmul_tile(const float* x, const float* w, int64_t panel_stride, int64_t i
   }
   for (int64_t k = 0; k < inputs; ++k) {
     if constexpr (R > 1) __builtin_prefetch(ahead.at + k * ahead.step, 0, 2);
+    for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * panel_stride + (k + kPrefetch) * kLanes, 0, 3);
     Vec b[P];
     for (int p = 0; p < P; ++p) b[p] = Vec::load(w + p * panel_stride + k * kLanes);
     for (int r = 0; r < R; ++r) {

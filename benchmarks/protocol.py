@@ -1,0 +1,38 @@
+"""What every engine is asked, and the formulas that turn times into tokens a second. Standard library only: it runs in each peer's interpreter.
+
+``run(batch, prompt, new)`` is the time to take ``batch`` random prompts of ``prompt`` token ids and generate ``new`` tokens for each, greedily, end
+tokens ignored. Then, with everything around the model included:
+
+    prefill_512      512 / run(1, 512, 1)
+    prefill_16x128   16 * 128 / run(16, 128, 1)
+    decode_B         B * 64 / (run(B, 128, 65) - run(B, 128, 1))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+BATCHES = (1, 8, 16, 32)
+LOW_ID, HIGH_ID = 100, 40_000
+PROMPT, NEW = 128, 64
+
+
+def prompt_ids(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(LOW_ID, HIGH_ID) for _ in range(count)]
+
+
+def figures(run: Callable[[int, int, int], float], *, batches: tuple[int, ...] = BATCHES, short: bool = False) -> dict[str, float]:
+    """Tokens a second by name. ``short``: an eighth of the new tokens, for trying the scripts out."""
+    new = NEW // 8 if short else NEW
+    run(min(2, max(batches)), 32, 8)  # warm up
+    found = {"prefill_512": 512 / run(1, 512, 1)}
+    if max(batches) >= 16:
+        found["prefill_16x128"] = 16 * PROMPT / run(16, PROMPT, 1)
+    for batch in batches:
+        first = run(batch, PROMPT, 1)
+        found[f"decode_{batch}"] = batch * new / (run(batch, PROMPT, new + 1) - first)
+    return found

@@ -1,0 +1,128 @@
+"""Weight matrices of the cpu backend in panels of 16 outputs; both layouts are documented in ``octavo/kernels/csrc/kernels.h``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from octavo.errors import FormatError, OctavoError
+from octavo.kernels import native
+from octavo.kernels.dequant import row_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from octavo.backend.base import PackedWeight, RawWeight
+
+LANES = 16  # outputs a panel, positions a key group
+QUANTIZED = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"})
+GROUP = 32  # inputs that share a scale
+
+
+def packed_panels(module: Any, parts: Sequence[RawWeight]) -> PackedWeight:
+    """Quantized panels if every part is quantized, its inputs come in groups of 32 and 16 bits hold its scales; else dense ones."""
+    if all(part.format in QUANTIZED for part in parts) and parts[0].shape[1] % GROUP == 0:
+        quantized = QuantizedPanels(module, parts)
+        if quantized.ok:
+            return quantized
+    return DensePanels(module, parts)
+
+
+def matrix(x: Tensor, width: int, what: str) -> Tensor:
+    """``x`` float32 [T, width] with contiguous rows (copied if they are not). Raises OctavoError for another dtype or shape."""
+    if x.dtype is not torch.float32 or x.dim() != 2 or x.shape[1] != width:
+        raise OctavoError(f"{what} must be float32 [T, {width}], got {x.dtype} {list(x.shape)}")
+    return x if x.stride(1) == 1 or width == 1 else x.contiguous()
+
+
+def indices(ids: Tensor, what: str) -> Tensor:
+    """``ids`` int64 [T], contiguous. Raises OctavoError for another dtype or shape."""
+    if ids.dtype is not torch.int64 or ids.dim() != 1:
+        raise OctavoError(f"{what} must be int64 [T], got {ids.dtype} {list(ids.shape)}")
+    return ids.contiguous()
+
+
+class DensePanels:
+    """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
+
+    def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
+        inputs = parts[0].shape[1]
+        outputs = sum(part.shape[0] for part in parts)
+        self.shape = (outputs, inputs)
+        self._native = module
+        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * 4)
+        self.nbytes: int = self._memory.nbytes
+        self._panels: int = self._memory.ptr
+        arrays = [_stored_rows(part) for part in parts]
+        module.pack(_addresses(parts, arrays), self._panels, inputs)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+        outputs, inputs = self.shape
+        x = matrix(x, inputs, "the input of a product")
+        tokens = x.shape[0]
+        y = torch.empty((tokens, outputs))
+        self._native.matmul(x.data_ptr(), self._panels, y.data_ptr(), x.stride(0), outputs, tokens, outputs, inputs)
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
+        return self.scaled_rows(ids, 1.0)
+
+    def scaled_rows(self, ids: Tensor, scale: float) -> Tensor:
+        """The same times ``scale``."""
+        outputs, inputs = self.shape
+        ids = indices(ids, "row numbers")
+        y = torch.empty((ids.shape[0], inputs))
+        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
+        return y
+
+
+def _stored_rows(part: RawWeight) -> np.ndarray:
+    """The bytes of ``part`` with contiguous rows. Raises FormatError if they are not what its format and shape need."""
+    size = row_bytes(part.format, part.shape[1])
+    data = part.data
+    if data.dtype != np.uint8 or data.shape != (part.shape[0], size):
+        raise FormatError(f"{part.format} {list(part.shape)} needs uint8 [{part.shape[0]:,}, {size:,}], got {data.dtype} {list(data.shape)}")
+    return data if data.strides[1] == 1 and data.strides[0] >= size else np.ascontiguousarray(data)
+
+
+def _addresses(parts: Sequence[RawWeight], arrays: Sequence[np.ndarray]) -> list[tuple[int, int, int, int]]:
+    return [(a.ctypes.data, a.strides[0], part.shape[0], native.FORMATS.index(part.format)) for a, part in zip(arrays, parts, strict=True)]
+
+
+class QuantizedPanels:
+    """A quantized matrix [N, K], computed with as it is: codes of 4, 5, 6 or 8 bits, binary16 scales. ``nbytes`` is what it occupies.
+
+    Rows of x are quantized to int8 in groups of 32; a row holding an infinity or NaN gives NaN. Unless ``ok`` it must not be used.
+    """
+
+    def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        arrays = [_stored_rows(part) for part in parts]
+        self._panels = module.QuantPanels(_addresses(parts, arrays), self.shape[1])
+        self.ok: bool = self._panels.ok
+        self.nbytes: int = self._panels.nbytes
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+        outputs, inputs = self.shape
+        x = matrix(x, inputs, "the input of a product")
+        y = torch.empty((x.shape[0], outputs))
+        self._panels.matmul(x.data_ptr(), y.data_ptr(), x.stride(0), outputs, x.shape[0])
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``ids`` int64 [T] -> float32 [T, K], dequantized. Raises IndexError beyond N."""
+        return self.scaled_rows(ids, 1.0)
+
+    def scaled_rows(self, ids: Tensor, scale: float) -> Tensor:
+        """The same times ``scale``."""
+        ids = indices(ids, "row numbers")
+        y = torch.empty((ids.shape[0], self.shape[1]))
+        self._panels.gather(ids.data_ptr(), y.data_ptr(), scale, ids.shape[0])
+        return y

@@ -1,0 +1,77 @@
+"""The machine's own limits, which operators are held against: read bandwidth and multiply-add rates, measured now with a given number of threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOURCE = Path(__file__).with_name("peaks.c")
+# What the rates are built for, by kernel set: a peak that the kernels in use cannot reach is no floor of theirs.
+TARGETS = {"avx2": "-march=haswell", "generic": ""}
+ROUNDS = 5
+GEMM = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """10^9 bytes or operations a second; a multiply and an add are two operations. ``int8_gop_s`` None: not measured. ``method``: how."""
+
+    read_gb_s: float
+    float_gflop_s: float
+    int8_gop_s: float | None
+    method: str
+
+
+def measure_floors(threads: int, working_set_mib: int, seconds: float, isa: str = "") -> Floors:
+    """Reads a buffer of ``working_set_mib`` over and over, and runs multiply-add chains on registers, ``seconds`` a round.
+
+    With a C compiler (CC, cc, gcc or clang) the program ``peaks.c`` is built for this processor; otherwise torch's sum and float32 product stand in.
+    """
+    compiler = next((found for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None)
+    if compiler is not None:
+        with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
+            program = str(Path(folder) / "peaks")
+            target = TARGETS.get(isa, "-march=native")
+            command = [compiler, "-O3", "-pthread", *([target] if target else []), str(SOURCE), "-o", program]
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                run = subprocess.run([program, str(threads), str(working_set_mib), str(seconds)], capture_output=True, text=True, check=False)
+                if run.returncode == 0:
+                    read, floats, ints = map(float, run.stdout.split())
+                    return Floors(read, floats, ints, f"C, {' '.join(command[1:4])}")
+    return _torch_floors(threads, working_set_mib)
+
+
+def best_of(a: Floors, b: Floors) -> Floors:
+    """The higher of each rate of two measurements."""
+    ints = None if a.int8_gop_s is None or b.int8_gop_s is None else max(a.int8_gop_s, b.int8_gop_s)
+    return Floors(max(a.read_gb_s, b.read_gb_s), max(a.float_gflop_s, b.float_gflop_s), ints, a.method)
+
+
+def _torch_floors(threads: int, working_set_mib: int) -> Floors:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    buffer, matrix = torch.ones(working_set_mib << 18), torch.ones(GEMM, GEMM)
+    read, product = _best(lambda: buffer.sum()), _best(lambda: matrix @ matrix)
+    torch.set_num_threads(before)
+    return Floors(4e-9 * buffer.numel() / read, 2e-9 * GEMM**3 / product, None, "torch: sum, float32 product")
+
+
+def _best(call: Callable[[], object]) -> float:
+    """Seconds of the fastest of several calls."""
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)

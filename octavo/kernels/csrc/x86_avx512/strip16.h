@@ -1,0 +1,52 @@
+// What the sixteen-wide dot products share: bytes, floats and tile sizes.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+constexpr int kStrip = 16;
+constexpr int kDotRows = 12;
+constexpr int dot_strips(int rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
+
+struct Bytes {
+  __m512i v;
+  static Bytes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+};
+inline Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+inline Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+inline Bytes shifted_left(Bytes a, int count, int mask) {
+  return {_mm512_and_si512(_mm512_slli_epi16(a.v, static_cast<unsigned>(count)), _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+inline Bytes shifted_right(Bytes a, int count, int mask) {
+  return {_mm512_and_si512(_mm512_srli_epi16(a.v, static_cast<unsigned>(count)), _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+inline __m512i broadcast_quad(const int8_t* quad) {
+  int32_t four;
+  std::memcpy(&four, quad, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+struct Floats {
+  __m512 v;
+  static Floats zero() { return {_mm512_setzero_ps()}; }
+  static Floats set(float x) { return {_mm512_set1_ps(x)}; }
+  static Floats load_half(const uint8_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+  void store_n(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, Vec::first(n), v); }
+};
+inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+// low, then high, as int8; integers in [-127, 127].
+inline void store_bytes(int8_t* to, Vec low, Vec high) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(low.v)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(high.v)));
+}
+
+}  // namespace
+}  // namespace octavo

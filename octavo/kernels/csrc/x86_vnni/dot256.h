@@ -1,0 +1,18 @@
+// Integer dot products by AVX-VNNI, eight outputs in a ymm register; see generic/dot.h for the meaning of each type.
+#pragma once
+
+#include "../x86_avx2/strip8.h"
+
+namespace octavo {
+namespace {
+
+template <int>
+struct Dot {
+  __m256i total;
+  void start(int32_t from) { total = _mm256_set1_epi32(from); }
+  void add(Bytes codes, const int8_t* quad, int) { total = _mm256_dpbusd_avx_epi32(total, codes.v, broadcast_quad(quad)); }
+  Floats value() const { return {_mm256_cvtepi32_ps(total)}; }
+};
+
+}  // namespace
+}  // namespace octavo
