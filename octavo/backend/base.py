@@ -140,8 +140,9 @@ class Backend(Protocol):
         ...
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
-        """Concatenate ``parts`` along N (merged projections) and bring them into the layout of ``scheme``: "dense" is exact float32, "auto" what computes
-        fastest, which may quantize activations."""
+        """Concatenate ``parts`` along N (merged projections) and bring them into the layout of ``scheme``.
+
+        "dense" is exact float32; "auto" is what computes fastest, which may quantize activations."""
         ...
 
     def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
