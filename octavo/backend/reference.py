@@ -6,19 +6,17 @@ the result for a token depends on that token's own values alone.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import torch
 
 from octavo.backend import exact
-from octavo.backend.base import LayerKV, MemoryInfo
+from octavo.backend.base import LayerKV
 from octavo.backend.dense import DenseWeight
+from octavo.backend.machine import host_memory, usable_cores
 from octavo.backend.paged import attend_row
 from octavo.backend.sampling import sample_rows
 from octavo.config import WEIGHT_SCHEMES
@@ -30,7 +28,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from octavo.backend.base import AttentionBatch, AttentionPlan, AttentionSpec, BackendOptions, KVSpec, PackedWeight, RawWeight, SampleBatch
+    from octavo.backend.base import (
+        AttentionBatch,
+        AttentionPlan,
+        AttentionSpec,
+        BackendOptions,
+        KVSpec,
+        MemoryInfo,
+        PackedWeight,
+        RawWeight,
+        SampleBatch,
+    )
 
 BLOCK_ELEMENTS = 1 << 14  # values worked on at once: they stay in a core's cache, and torch uses one thread
 ALIGNMENT = 64
@@ -62,13 +70,8 @@ class ReferenceBackend:
         self._pool = ThreadPoolExecutor(self.threads, "octavo-matmul", torch.set_num_threads, (1,)) if self.threads > 1 else None
 
     def memory(self) -> MemoryInfo:
-        """Of the machine or of the control group this process is in, whichever is smaller."""
-        machine = psutil.virtual_memory()
-        total, available = int(machine.total), int(machine.available)
-        limit, used = _cgroup_memory()
-        if limit is not None and limit < total:
-            total, available = limit, min(available, max(limit - used, 0))
-        return MemoryInfo(total, available)
+        """Of the machine or of the control groups this process is in, whichever is smaller."""
+        return host_memory()
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> list[LayerKV]:
         """Keys and values [blocks, G, block size, D] of every layer."""
@@ -161,30 +164,12 @@ class ReferenceBackend:
         return sample_rows(logits.numpy(), batch)
 
 
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A zeroed tensor aligned to 64 bytes whose memory the system provides page by page, as it is first touched."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.zeros(size + ALIGNMENT, np.uint8)  # calloc; torch.zeros would write every page
     start = -memory.ctypes.data % ALIGNMENT
     return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
-
-
-def _cgroup_memory() -> tuple[int | None, int]:
-    """(limit, bytes in use) of control group version 2 or 1; (None, 0) without a limit."""
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            root = Path("/sys/fs/cgroup")
-            return int((root / limit).read_text()), int((root / used).read_text())
-        except (OSError, ValueError):  # absent, or "max"
-            continue
-    return None, 0
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -117,9 +117,8 @@ def make_backend(config: EngineConfig) -> Backend:
     """The backend of ``config``, with every core this process may use unless told otherwise."""
     from octavo.backend import create_backend
     from octavo.backend.base import BackendOptions
-    from octavo.worker.machine import usable_cores
 
-    return create_backend(config.backend, BackendOptions(threads=config.threads or usable_cores()))
+    return create_backend(config.backend, BackendOptions(threads=config.threads))
 
 
 def instruction_set(backend: Backend) -> str:
@@ -131,7 +130,6 @@ def instruction_set(backend: Backend) -> str:
 def load_weights(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, progress: Callable[[int, int], None]) -> Model:
     """The model with its weights. Raises OutOfMemory before the machine is out of memory."""
     from octavo.models.registry import load_model
-    from octavo.worker.machine import host_memory
     from octavo.worker.memory import sized
 
     looked = 0
@@ -141,7 +139,7 @@ def load_weights(config: EngineConfig, checkpoint: Checkpoint, backend: Backend,
         progress(done, total)
         if done - looked >= WATCH_EVERY:
             looked = done
-            memory = host_memory()
+            memory = backend.memory()
             if memory.available < memory.total * LEAST_FREE:
                 raise OutOfMemory(f"only {sized(memory.available)} are free with {sized(done)} of the model's {sized(total)} loaded")
 
@@ -152,17 +150,14 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, 
     """Plan the memory that the weights left, and allocate the cache."""
     import torch
 
-    from octavo.backend.base import KVSpec, MemoryInfo
-    from octavo.worker.machine import host_memory
+    from octavo.backend.base import KVSpec
     from octavo.worker.memory import estimate_activations, model_bytes, plan_memory
     from octavo.worker.runner import Runner
 
-    host, device = host_memory(), backend.memory()
-    memory = MemoryInfo(min(host.total, device.total), min(host.available, device.available)) if backend.device.type == "cpu" else device
     layers = tuple(model.attention_layers)
     plan = plan_memory(
         config,
-        memory,
+        backend.memory(),
         weight_bytes=model_bytes(model) or checkpoint.nbytes(),
         activation_bytes=estimate_activations(config, checkpoint.config, layers, model.vocab_size),
         block_bytes=KVSpec(layers, config.block_size, torch.float32).block_bytes(),

@@ -9,8 +9,9 @@ import torch
 
 from octavo.backend.base import BackendOptions
 from octavo.backend.dense import CHUNK_OUTPUTS, DenseWeight, single_thread
+from octavo.backend.machine import usable_cores
 from octavo.backend.paged import attend_row
-from octavo.backend.reference import ReferenceBackend, usable_cores, zeros
+from octavo.backend.reference import ReferenceBackend, zeros
 from octavo.errors import ConfigError
 from tests.conformance.harness import attention_spec, bits, expected_attention, make_sequences, new_cache, random_tensor, step
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from octavo.backend.base import AttentionSpec, KVSpec, MemoryInfo
+from octavo.backend.machine import host_memory, usable_cores
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, OutOfMemory
-from octavo.worker.machine import host_memory, usable_cores
 from octavo.worker.memory import KV_SHARE, RESERVE, check_context, estimate_activations, model_bytes, plan_memory
 
 if TYPE_CHECKING:
