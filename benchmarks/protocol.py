@@ -1,7 +1,7 @@
 """What every engine is asked, and the formulas that turn times into tokens a second. Standard library only: it runs in each peer's interpreter.
 
 ``run(batch, prompt, new)`` is the time to take ``batch`` random prompts of ``prompt`` token ids and generate ``new`` tokens for each, greedily, end
-tokens ignored. Then, with everything around the model included:
+tokens ignored. Then, with everything around the model included (prefills are the median of three runs):
 
     prefill_512      512 / run(1, 512, 1)
     prefill_16x128   16 * 128 / run(16, 128, 1)
@@ -28,11 +28,16 @@ def prompt_ids(rng: random.Random, count: int) -> list[int]:
 def figures(run: Callable[[int, int, int], float], *, batches: tuple[int, ...] = BATCHES, short: bool = False) -> dict[str, float]:
     """Tokens a second by name. ``short``: an eighth of the new tokens, for trying the scripts out."""
     new = NEW // 8 if short else NEW
+
+    def settled(batch: int, prompt: int) -> float:
+        """Time of a prefill: the median of three, since the first of a size pays for memory that nobody had touched before."""
+        return sorted(run(batch, prompt, 1) for _ in range(3))[1]
+
     run(min(2, max(batches)), 32, 8)  # warm up
-    found = {"prefill_512": 512 / run(1, 512, 1)}
+    found = {"prefill_512": 512 / settled(1, 512)}
     if max(batches) >= 16:
-        found["prefill_16x128"] = 16 * PROMPT / run(16, PROMPT, 1)
+        found["prefill_16x128"] = 16 * PROMPT / settled(16, PROMPT)
     for batch in batches:
-        first = run(batch, PROMPT, 1)
+        first = settled(batch, PROMPT)
         found[f"decode_{batch}"] = batch * new / (run(batch, PROMPT, new + 1) - first)
     return found
