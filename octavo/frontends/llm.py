@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import logging
+import sys
 import threading
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,6 +58,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="octavo-llm", daemon=True)
         self._thread.start()
+        _open.add(self)
         try:
             self._run(self._service.start())
         except BaseException:
@@ -129,6 +133,7 @@ class LLM:
         loop, self._loop = self._loop, None
         if loop is None:
             return
+        _open.discard(self)
         asyncio.run_coroutine_threadsafe(self._service.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
@@ -142,6 +147,8 @@ class LLM:
 
     def __del__(self) -> None:
         loop = getattr(self, "_loop", None)
+        if sys.is_finalizing():  # the loop's thread is frozen and would never answer
+            return
         if loop is not None and loop.is_running() and threading.current_thread() is not getattr(self, "_thread", None):
             self.close()
 
@@ -243,3 +250,13 @@ def _one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if len(value) != count:
         raise InvalidParameter(f"{name} has {len(value):,} entries for {count:,} prompts", param=name)
     return list(value)
+
+
+_open: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open() -> None:
+    """End the engines of programs that did not: once the interpreter finalizes, the threads that would do it are frozen."""
+    for llm in list(_open):
+        llm.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -108,3 +110,9 @@ def test_defaults_come_from_the_folder(llm: LLM) -> None:
 def test_a_folder_without_config_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="config"):
         LLM(str(tmp_path))
+
+
+def test_a_program_that_never_closes_its_engine_still_ends(folder: Path) -> None:
+    lines = "from octavo import LLM, SamplingParams", f"llm = LLM({str(folder)!r})", "llm.generate([[5, 6]], SamplingParams(max_tokens=2))"
+    program = "\n".join(lines)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, stdin=subprocess.DEVNULL)
