@@ -1,4 +1,4 @@
-// What the eight-wide dot products share: bytes, floats and tile sizes.
+// What the eight-wide dot products share: bytes, integers, floats and tile sizes.
 #pragma once
 
 #include <immintrin.h>
@@ -32,6 +32,15 @@ inline __m256i broadcast_quad(const int8_t* quad) {
   return _mm256_set1_epi32(four);
 }
 
+struct Ints {
+  __m256i v;
+  static Ints set(int32_t x) { return {_mm256_set1_epi32(x)}; }
+};
+inline Ints add16(Ints a, Ints b) { return {_mm256_add_epi16(a.v, b.v)}; }
+inline Ints add32(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
+inline Ints multiply_pairs(Bytes codes, __m256i x) { return {_mm256_maddubs_epi16(codes.v, x)}; }
+inline Ints widen(Ints pairs, int16_t factor) { return {_mm256_madd_epi16(pairs.v, _mm256_set1_epi16(factor))}; }
+
 struct Floats {
   __m256 v;
   static Floats zero() { return {_mm256_setzero_ps()}; }
@@ -45,6 +54,7 @@ struct Floats {
     }
   }
 };
+inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 

@@ -1,4 +1,4 @@
-// What the sixteen-wide dot products share: bytes, floats and tile sizes.
+// What the sixteen-wide dot products share: bytes, integers, floats and tile sizes.
 #pragma once
 
 #include <immintrin.h>
@@ -32,6 +32,15 @@ inline __m512i broadcast_quad(const int8_t* quad) {
   return _mm512_set1_epi32(four);
 }
 
+struct Ints {
+  __m512i v;
+  static Ints set(int32_t x) { return {_mm512_set1_epi32(x)}; }
+};
+inline Ints add16(Ints a, Ints b) { return {_mm512_add_epi16(a.v, b.v)}; }
+inline Ints add32(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline Ints multiply_pairs(Bytes codes, __m512i x) { return {_mm512_maddubs_epi16(codes.v, x)}; }
+inline Ints widen(Ints pairs, int16_t factor) { return {_mm512_madd_epi16(pairs.v, _mm512_set1_epi16(factor))}; }
+
 struct Floats {
   __m512 v;
   static Floats zero() { return {_mm512_setzero_ps()}; }
@@ -39,6 +48,7 @@ struct Floats {
   static Floats load_half(const uint8_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
   void store_n(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, Vec::first(n), v); }
 };
+inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
