@@ -8,15 +8,13 @@ Batches go through llama.cpp's own interface, one call of llama_decode a step fo
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from importlib import metadata
 
 import llama_cpp as lc
 import numpy as np
-from protocol import figures, prompt_ids
+from protocol import peer_main, prompt_ids
 
 BATCH_TOKENS = 512
 ROWS = 32
@@ -71,19 +69,5 @@ def _silent(level: int, text: bytes, data: object) -> None:
     return None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    peer = Peer(options.model, options.threads)
-    ready = time.perf_counter() - start
-    found = {"name": "llama.cpp", "version": f"llama-cpp-python {metadata.version('llama_cpp_python')}", "load_s": ready}
-    found["figures"] = figures(peer.run, short=options.short)
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    peer_main("llama.cpp", f"llama-cpp-python {metadata.version('llama_cpp_python')}", Peer)

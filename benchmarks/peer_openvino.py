@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from importlib import metadata
@@ -15,7 +13,7 @@ from importlib import metadata
 import numpy as np
 import openvino as ov
 import openvino_genai as og
-from protocol import figures, prompt_ids
+from protocol import peer_main, prompt_ids
 
 
 class Peer:
@@ -40,20 +38,5 @@ class Peer:
         return time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--short", action="store_true")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    peer = Peer(options.model, options.threads)
-    ready = time.perf_counter() - start
-    found = {"name": "OpenVINO GenAI", "version": metadata.version("openvino-genai"), "load_s": ready}
-    found["figures"] = figures(peer.run, short=options.short)
-    found["figures"]["streams_64"] = 64 * 64 / peer.run(64, 128, 64)
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    peer_main("OpenVINO GenAI", metadata.version("openvino-genai"), Peer, lambda peer: {"streams_64": 64 * 64 / peer.run(64, 128, 64)})

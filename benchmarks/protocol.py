@@ -10,7 +10,10 @@ tokens ignored. Then, with everything around the model included (prefills are th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import random
@@ -41,3 +44,23 @@ def figures(run: Callable[[int, int, int], float], *, batches: tuple[int, ...] =
         first = settled(batch, PROMPT)
         found[f"decode_{batch}"] = batch * new / (run(batch, PROMPT, new + 1) - first)
     return found
+
+
+class Peer(Protocol):
+    """Another engine with a model loaded."""
+
+    def run(self, batch: int, prompt: int, new: int) -> float: ...
+
+
+def peer_main(name: str, version: str, load: Callable[[str, int], Peer], more: Callable[[Peer], dict[str, float]] = lambda peer: {}) -> None:
+    """A peer's command: load the model with so many threads, measure, print one JSON object. ``more``: figures that only this peer can give."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--short", action="store_true")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    peer = load(options.model, options.threads)
+    ready = time.perf_counter() - start
+    found = figures(peer.run, short=options.short) | more(peer)
+    print(json.dumps({"name": name, "version": version, "load_s": ready, "figures": found}))
