@@ -99,14 +99,14 @@ async def _read(asking: Asking, sample: Sample, outcome: Outcome, start: float) 
     outcome.sent = sent - start
     times, usage = Times(), None
     async with aclosing(post_events(asking.target, PATHS[asking.endpoint], body)) as events:
-        async for now, data in events:
+        async for arrival, data in events:
             chunk = json.loads(data)
             if "error" in chunk:
                 error = chunk["error"]
                 raise OctavoError(str(error["message"] if isinstance(error, dict) and "message" in error else error))
             usage = chunk.get("usage") or usage
             if chunk.get("choices"):
-                times.add(now, any(map(brings_tokens, chunk["choices"])))
+                times.add(arrival, any(map(brings_tokens, chunk["choices"])))
     first = times.first or times.opened
     if first is None:
         raise OctavoError("the stream ended without a token")
