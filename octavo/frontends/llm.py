@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import itertools
 import logging
-import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -37,6 +36,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PROMPT_FIELDS = ("prompt", "prompt_token_ids", "cache_salt")
+
+_open: weakref.WeakSet[LLM] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open() -> None:
+    """End the engines of programs that did not: once the interpreter finalizes, the threads that would do it are frozen."""
+    for llm in list(_open):
+        llm.close()
 
 
 class LLM:
@@ -131,9 +139,9 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free the model. May be called twice."""
         loop, self._loop = self._loop, None
-        if loop is None:
-            return
         _open.discard(self)
+        if loop is None or not self._thread.is_alive():  # a forked child has the object without its thread
+            return
         asyncio.run_coroutine_threadsafe(self._service.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
@@ -146,10 +154,7 @@ class LLM:
         self.close()
 
     def __del__(self) -> None:
-        loop = getattr(self, "_loop", None)
-        if sys.is_finalizing():  # the loop's thread is frozen and would never answer
-            return
-        if loop is not None and loop.is_running() and threading.current_thread() is not getattr(self, "_thread", None):
+        if getattr(self, "_loop", None) is not None and threading.current_thread() is not self._thread:
             self.close()
 
     # --- inside ---
@@ -250,13 +255,3 @@ def _one_each(name: str, value: Any, count: int, default: Any) -> list[Any]:
     if len(value) != count:
         raise InvalidParameter(f"{name} has {len(value):,} entries for {count:,} prompts", param=name)
     return list(value)
-
-
-_open: weakref.WeakSet[LLM] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_open() -> None:
-    """End the engines of programs that did not: once the interpreter finalizes, the threads that would do it are frozen."""
-    for llm in list(_open):
-        llm.close()

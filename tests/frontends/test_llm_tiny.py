@@ -112,7 +112,7 @@ def test_a_folder_without_config_is_an_error(tmp_path: Path) -> None:
         LLM(str(tmp_path))
 
 
-def test_a_program_that_never_closes_its_engine_still_ends(folder: Path) -> None:
-    lines = "from octavo import LLM, SamplingParams", f"llm = LLM({str(folder)!r})", "llm.generate([[5, 6]], SamplingParams(max_tokens=2))"
-    program = "\n".join(lines)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, stdin=subprocess.DEVNULL)
+@pytest.mark.parametrize("end", ["", "import os\npid = os.fork()\nif pid:\n    assert os.waitpid(pid, 0)[1] == 0"], ids=["alone", "after a fork"])
+def test_a_program_that_never_closes_its_engine_still_ends(folder: Path, end: str) -> None:
+    lines = "from octavo import LLM, SamplingParams", f"llm = LLM({str(folder)!r})", "llm.generate([[5, 6]], SamplingParams(max_tokens=2))", end
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60, stdin=subprocess.DEVNULL)
