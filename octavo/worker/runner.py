@@ -21,6 +21,7 @@ from octavo.decode.sampler import Sampler
 from octavo.decode.verify import verify
 from octavo.layers.step import Step
 from octavo.worker.batch import Batch, build, misfits, select
+from octavo.worker.captured import CapturedSteps
 from octavo.worker.isolate import describe, isolate
 from octavo.worker.memory import LOGIT_ROWS
 from octavo.worker.slots import NOT_WANTED, SlotTable
@@ -63,6 +64,7 @@ class Runner:
     """One model, its KV cache and its slots.
 
     num_blocks: blocks of the cache. max_num_seqs: slots. max_model_len: tokens of a request, at most ``model.max_positions``.
+    enforce_eager: never replay captured steps.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Runner:
         max_model_len: int,
         drafter: Drafter | None = None,
         kv_dtype: torch.dtype = torch.float32,
+        enforce_eager: bool = False,
     ) -> None:
         if max_model_len > model.max_positions:
             raise ValueError(f"max_model_len {max_model_len} exceeds the model's {model.max_positions} positions")
@@ -83,6 +86,7 @@ class Runner:
         self._num_blocks = num_blocks
         self._kv = backend.alloc_kv(KVSpec(tuple(model.attention_layers), block_size, kv_dtype), num_blocks)
         self._table = SlotTable(max_num_seqs, max_model_len, block_size)
+        self._captured = None if enforce_eager else CapturedSteps(model, backend, self._kv, self._table)
         self._sampler = Sampler(backend, model.vocab_size, max_num_seqs)
         self._drafter: Drafter = drafter or NullDrafter()
         self._refused: dict[int, str] = {}  # slots whose request could not be taken over, and why
@@ -182,7 +186,8 @@ class Runner:
 
         def compute(rows: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.int64] | None]:
             if len(rows) == len(everything):
-                return self._run(batch), None
+                hidden = self._captured.run(batch) if self._captured is not None else None
+                return self._run(batch) if hidden is None else hidden, None
             part, tokens = select(batch, rows)
             return self._run(part), tokens
 

@@ -90,6 +90,7 @@ def serve(
     threads: Threads = 0,
     backend: Backend = "auto",
     weights: Weights = "auto",
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Never replay captured decode steps.", rich_help_panel=MACHINE)] = False,
     seed: Annotated[int | None, typer.Option(help="Start of the seeds of requests without one; default: random.", rich_help_panel=SERVER)] = None,
     metrics_prefix: Annotated[str, typer.Option(help="Prefix of metric names; vllm serves existing dashboards.", rich_help_panel=SERVER)] = "octavo",
     root_path: Annotated[str, typer.Option(help="Path under which a proxy shows this server.", rich_help_panel=SERVER)] = "",
@@ -109,7 +110,7 @@ def serve(
         "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "block_size": block_size,
         "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
-        "backend": backend, "weights": weights, "chat_template": _template(chat_template),
+        "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
     })  # fmt: skip
     run_server(
         config,
