@@ -44,7 +44,7 @@ void check_range(const int64_t* values, int64_t count, int64_t end, const char* 
 void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs) {
   require(tokens >= 0 && outputs >= 0 && inputs > 0, "matmul needs tokens, outputs >= 0 and inputs > 0");
   const MatmulArgs args{pointer<const float>(x), pointer<const float>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs};
-  submit([args] { kernels().matmul(args); });
+  submit("matmul", [args] { kernels().matmul(args); });
 }
 
 using Part = std::tuple<uintptr_t, int64_t, int64_t, int32_t>;
@@ -63,7 +63,7 @@ void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs) {
 
 void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs) {
   const GatherArgs args{pointer<const float>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs};
-  submit([args] {
+  submit("gather", [args] {
     check_range(args.ids, args.tokens, args.outputs, "row");
     kernels().gather(args);
   });
@@ -117,12 +117,12 @@ class QuantPanels {
   void matmul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens) const {
     require(tokens >= 0, "a product needs tokens >= 0");
     const QMatmulArgs args{pointer<const float>(x), ranges_.data(), pointer<float>(y), x_stride, y_stride, tokens, count(), inputs_};
-    submit([args] { kernels().qmatmul(args); });
+    submit("qmatmul", [args] { kernels().qmatmul(args); });
   }
 
   void gather(uintptr_t ids, uintptr_t y, float scale, int64_t tokens) const {
     const QGatherArgs args{ranges_.data(), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, count(), inputs_};
-    submit([args, outputs = outputs_] {
+    submit("qgather", [args, outputs = outputs_] {
       check_range(args.ids, args.tokens, outputs, "row");
       kernels().qgather(args);
     });
@@ -142,7 +142,7 @@ void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, uint
   require((residual == 0) == (sum == 0), "norm needs both residual and sum, or neither");
   const NormArgs args{pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out),
                       pointer<float>(sum), eps, outer, inner, width, x_stride};
-  submit([args] { kernels().norm(args); });
+  submit("norm", [args] { kernels().norm(args); });
 }
 
 void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_t table_rows, int64_t q_stride, int64_t k_stride, int64_t tokens,
@@ -150,7 +150,7 @@ void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_
   require(rot >= 0 && rot <= head_dim && rot % 2 == 0, "rotary width " + std::to_string(rot) + " does not fit a head of " + std::to_string(head_dim));
   const RopeArgs args{pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens,
                       heads, kv_heads, head_dim, rot};
-  submit([args, table_rows] {
+  submit("rope", [args, table_rows] {
     check_range(args.positions, args.tokens, table_rows, "position");
     kernels().rope(args);
   });
@@ -159,7 +159,7 @@ void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_
 void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind) {
   require(kind >= 0 && kind <= static_cast<int32_t>(Activation::gelu_tanh), "unknown activation number " + std::to_string(kind));
   const ActMulArgs args{pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind)};
-  submit([args] { kernels().act_mul(args); });
+  submit("act_mul", [args] { kernels().act_mul(args); });
 }
 
 void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t offsets, uintptr_t starts,
@@ -177,12 +177,12 @@ void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t k
                            pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets),
                            pointer<const int32_t>(starts), pointer<const int32_t>(tables), pointer<const float>(slopes), q_stride, k_stride, v_stride,
                            tokens, rows, heads, kv_heads, head_dim, block_size, table_stride, window, scale, softcap};
-  submit([args] { kernels().attention(args); });
+  submit("attention", [args] { kernels().attention(args); });
 }
 
 void add_bias(uintptr_t y, uintptr_t bias, int64_t tokens, int64_t width) {
   const BiasArgs args{pointer<float>(y), pointer<const float>(bias), tokens, width};
-  submit([args] { kernels().add_bias(args); });
+  submit("add_bias", [args] { kernels().add_bias(args); });
 }
 
 void sample(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t min_p,
@@ -226,6 +226,7 @@ NB_MODULE(_native, m) {
       .def("start", &Program::start)
       .def("stop", &Program::stop)
       .def("run", &Program::run, unlocked)
+      .def("profile", &Program::profile, unlocked, "run(), telling the name of each operation and the nanoseconds it took.")
       .def("__len__", &Program::size);
 
   m.def("isa", [] { return std::string(kernels().name); }, "Name of the kernel set in use.");
