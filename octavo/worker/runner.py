@@ -216,9 +216,11 @@ class Runner:
     def _finite_rows(self, launched: _Launched) -> NDArray[np.int64]:
         """Batch rows whose hidden states are numbers, at every position: what a later prefix hit would read must be sound. Others get an error."""
         assert launched.batch is not None and launched.hidden is not None
-        finite = launched.hidden.isfinite().all(1).cpu().numpy()
+        finite = np.isfinite(launched.hidden.cpu().numpy()).all(1)
+        rows = np.arange(len(launched.numbers), dtype=np.int64)
+        if finite.all() and not launched.errors:
+            return rows
         sound = np.logical_and.reduceat(finite, launched.batch.offsets[:-1])
-        rows = np.arange(len(sound), dtype=np.int64)
         for number in launched.numbers[rows[~sound]]:
             launched.errors.setdefault(int(number), NOT_A_NUMBER)
         if launched.errors:
@@ -231,11 +233,9 @@ class Runner:
         self, batch: Batch, hidden: Tensor, rows: NDArray[np.int64], numbers: NDArray[np.int64], masks: Mapping[int, NDArray[np.uint32]]
     ) -> _Samples:
         """Sample every position of ``rows`` from the last known token on: 1 + num_draft each."""
-        drafts = batch.num_draft[rows]
         ends = batch.offsets[1:][rows].astype(np.int64)
-        counts = drafts + 1
-        owners = np.repeat(np.arange(len(rows)), counts)  # which of ``rows`` a sample belongs to
-        steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)  # and how many draft tokens precede it
+        counts = batch.num_draft[rows] + 1
+        owners, steps = _samples(counts)
         sources = (ends - counts)[owners] + steps
         slots = batch.slots[rows][owners]
         drafted = {int(i): self._table.draft[slots[i]][: steps[i]] for i in np.flatnonzero(steps)}
@@ -314,3 +314,12 @@ class Runner:
             targets = table.tokens[slot, sources - first + start + 1]
             entries += position_logprobs(self._logits(launched.hidden, sources), targets.tolist(), int(table.prompt_logprobs[slot]))
         return entries
+
+
+def _samples(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For ``counts[i]`` samples of each row i: which row a sample belongs to, and how many of that row's precede it."""
+    rows = np.arange(len(counts))
+    if (counts == 1).all():
+        return rows, np.zeros_like(rows)
+    owners = np.repeat(rows, counts)
+    return owners, np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
