@@ -28,8 +28,8 @@ app.add_typer(bench)
 
 SERVER, MEMORY, SCHEDULING, MACHINE = "Server", "Model and memory", "Scheduling", "Machine"
 
-Model = Annotated[str, typer.Argument(help="Catalog name, folder or .gguf file.", metavar="[MODEL]")]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder or .gguf file.")]
+Model = Annotated[str, typer.Argument(help="Catalog name, folder, .gguf file or hub id (ORG/NAME).", metavar="[MODEL]")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder, .gguf file or hub id (ORG/NAME).")]
 Url = Annotated[str | None, typer.Option(help="Talk to a running server instead, e.g. http://127.0.0.1:8000.")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="OCTAVO_API_KEY", help="Key of that server.", show_envvar=True)]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy; default: the model's own, else 1.")]
@@ -182,10 +182,10 @@ def complete(
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Catalog name.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a file that is already there.")] = False,
+    name: Annotated[str, typer.Argument(help="Catalog name, or hub id: ORG/NAME, with :Q4_K_M for one of its .gguf files and @REVISION.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a catalog file that is already there.")] = False,
 ) -> None:
-    """Download a model of the catalog into the cache."""
+    """Download a model of the catalog or the Hugging Face hub into the cache; a hub model that is there is brought up to date."""
     from octavo.frontends.cli.models import run_pull
 
     run_pull(name, verify=verify)
@@ -200,11 +200,19 @@ def list_models() -> None:
 
 
 @app.command()
-def rm(name: Annotated[str, typer.Argument(help="Catalog name.")]) -> None:
+def rm(name: Annotated[str, typer.Argument(help="Catalog name or hub id.")]) -> None:
     """Delete a model from the cache."""
     from octavo.frontends.cli.models import run_remove
 
     run_remove(name)
+
+
+@app.command()
+def show(model: Model = DEFAULT_MODEL) -> None:
+    """Tell what a model is: architecture, size, formats, context, defaults. Reads headers alone."""
+    from octavo.frontends.cli.models import run_show
+
+    run_show(model)
 
 
 @app.command()
