@@ -23,11 +23,13 @@ class RawWeight:
     """A matrix [N, K] as stored in a file. ``data``: uint8 [N, bytes per row], possibly memory-mapped and read-only.
 
     ``format``: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k".
+    ``columns`` int32 [K]: column j of ``data`` belongs to input ``columns[j]``; None where they are in order.
     """
 
     format: str
     shape: tuple[int, int]
     data: np.ndarray
+    columns: np.ndarray | None = None
 
 
 class PackedWeight(Protocol):

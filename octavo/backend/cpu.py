@@ -15,7 +15,7 @@ import torch
 
 from octavo.backend.base import BackendOptions, LayerKV
 from octavo.backend.capture import Arena, capture, empty
-from octavo.backend.panels import LANES, DensePanels, QuantizedPanels, indices, matrix, packed_panels
+from octavo.backend.panels import LANES, DensePanels, QuantizedPanels, indices, matrix, panels_of
 from octavo.backend.reference import ReferenceBackend, zeros
 from octavo.config import AUTO, WEIGHT_SCHEMES
 from octavo.errors import ConfigError, OctavoError, UnsupportedModel
@@ -102,12 +102,12 @@ class CpuBackend(ReferenceBackend):
         self.native.copy_blocks(caches, array.ctypes.data, len(pairs))
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
-        """``scheme`` "dense" is float32 in panels; "auto" keeps quantized formats as they are (see :func:`packed_panels`), the rest is dense."""
+        """``scheme`` "dense" is float32 in panels; "auto" keeps quantized formats as they are, the rest is dense."""
         if scheme not in WEIGHT_SCHEMES:
             raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: {', '.join(WEIGHT_SCHEMES)}")
         if not parts or len({part.shape[1] for part in parts}) != 1 or not all(min(part.shape) > 0 for part in parts):
             raise UnsupportedModel(f"cannot merge weights of shapes {', '.join(str(list(part.shape)) for part in parts) or '(none)'}")
-        return packed_panels(self.native, parts) if scheme == AUTO else DensePanels(self.native, parts)
+        return panels_of(self.native, parts, quantized=scheme == AUTO)
 
     def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
         return table.scaled_rows(ids, scale) if isinstance(table, DensePanels | QuantizedPanels) else super().embed(ids, table, scale)

@@ -104,7 +104,7 @@ class ReferenceBackend:
         for part in parts:
             for first in range(0, part.shape[0], DEQUANT_ROWS):
                 piece = dequantize(part.format, part.data[first : min(first + DEQUANT_ROWS, part.shape[0])], k)
-                target[at : at + len(piece)] = piece
+                target[at : at + len(piece), slice(None) if part.columns is None else part.columns] = piece
                 at += len(piece)
         return weight
 

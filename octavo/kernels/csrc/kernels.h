@@ -154,6 +154,14 @@ struct ActMulArgs {
   Activation kind;
 };
 
+// y[t, k] = x[t, columns[k]]; y contiguous.
+struct TakeArgs {
+  const float* x;
+  const int32_t* columns;
+  float* y;
+  int64_t x_stride, tokens, width;
+};
+
 // y[t, n] += bias[n]; y contiguous.
 struct BiasArgs {
   float* y;
@@ -213,6 +221,7 @@ struct KernelSet {
   void (*norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*act_mul)(const ActMulArgs&);
+  void (*take)(const TakeArgs&);
   void (*add_bias)(const BiasArgs&);
   void (*attention)(const AttentionArgs&);
   void (*sample)(const SampleArgs&);

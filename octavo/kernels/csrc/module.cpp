@@ -180,6 +180,11 @@ void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t k
   submit("attention", [args] { kernels().attention(args); });
 }
 
+void take(uintptr_t x, uintptr_t columns, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t width) {
+  const TakeArgs args{pointer<const float>(x), pointer<const int32_t>(columns), pointer<float>(y), x_stride, tokens, width};
+  submit("take", [args] { kernels().take(args); });
+}
+
 void add_bias(uintptr_t y, uintptr_t bias, int64_t tokens, int64_t width) {
   const BiasArgs args{pointer<float>(y), pointer<const float>(bias), tokens, width};
   submit("add_bias", [args] { kernels().add_bias(args); });
@@ -242,6 +247,7 @@ NB_MODULE(_native, m) {
   m.def("norm", &norm, unlocked);
   m.def("rope", &rope, unlocked);
   m.def("act_mul", &act_mul, unlocked);
+  m.def("take", &take, unlocked);
   m.def("add_bias", &add_bias, unlocked);
   m.def("attention", &attention, unlocked);
   m.def("sample", &sample, unlocked);
