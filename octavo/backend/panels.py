@@ -64,18 +64,23 @@ def _biased(module: Any, y: Tensor, bias: Tensor) -> Tensor:
 
 
 class DensePanels:
-    """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
+    """A matrix [N, K] as ceil(N / 16) panels of [K][16]: of its own 16-bit elements if it is stored in one such type, else of float32.
+
+    ``nbytes`` is what it occupies.
+    """
 
     def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
         inputs = parts[0].shape[1]
         outputs = sum(part.shape[0] for part in parts)
         self.shape = (outputs, inputs)
         self._native = module
-        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * 4)
+        formats = {part.format for part in parts}
+        self._element = native.FORMATS.index(formats.pop()) if formats in ({"f16"}, {"bf16"}) else 0  # numbered as in csrc/kernels.h
+        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * (2 if self._element else 4))
         self.nbytes: int = self._memory.nbytes
         self._panels: int = self._memory.ptr
         arrays = [_stored_rows(part) for part in parts]
-        module.pack(_addresses(parts, arrays), self._panels, inputs)
+        module.pack(_addresses(parts, arrays), self._panels, inputs, self._element)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
@@ -88,7 +93,7 @@ class DensePanels:
     def multiply(self, x: Tensor, y: int, y_stride: int) -> None:
         """The product into memory at ``y``, rows ``y_stride`` floats apart. x float32 [T, K] with contiguous rows."""
         outputs, inputs = self.shape
-        self._native.matmul(x.data_ptr(), self._panels, y, x.stride(0), y_stride, x.shape[0], outputs, inputs)
+        self._native.matmul(x.data_ptr(), self._panels, y, x.stride(0), y_stride, x.shape[0], outputs, inputs, self._element)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
@@ -99,7 +104,7 @@ class DensePanels:
         outputs, inputs = self.shape
         ids = indices(ids, "row numbers")
         y = empty(ids.shape[0], inputs)
-        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
+        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs, self._element)
         return y
 
 

@@ -41,28 +41,38 @@ void check_range(const int64_t* values, int64_t count, int64_t end, const char* 
   }
 }
 
-void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs) {
+Element element_of(int32_t number) {
+  require(number >= 0 && number < static_cast<int32_t>(Element::count), "unknown element number " + std::to_string(number));
+  return static_cast<Element>(number);
+}
+
+void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs,
+            int32_t element) {
   require(tokens >= 0 && outputs >= 0 && inputs > 0, "matmul needs tokens, outputs >= 0 and inputs > 0");
-  const MatmulArgs args{pointer<const float>(x), pointer<const float>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs};
+  const MatmulArgs args{pointer<const float>(x), pointer<const void>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs,
+                        element_of(element)};
   submit("matmul", [args] { kernels().matmul(args); });
 }
 
 using Part = std::tuple<uintptr_t, int64_t, int64_t, int32_t>;
 
-void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs) {
+void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs, int32_t element) {
+  const Format only = static_cast<Format>(element);  // the formats without blocks have the numbers of the elements
   std::vector<PackPart> list;
   int64_t outputs = 0;
   for (const auto& [data, row_stride, rows, format] : parts) {
     require(format >= 0 && format < static_cast<int32_t>(Format::count), "unknown tensor format number " + std::to_string(format));
     require(rows > 0 && inputs > 0, "pack needs rows > 0 and inputs > 0");
+    require(element_of(element) == Element::f32 || static_cast<Format>(format) == only, "panels of 16-bit elements need parts of the same type");
     list.push_back({pointer<const uint8_t>(data), row_stride, rows, static_cast<Format>(format)});
     outputs += rows;
   }
-  kernels().pack({list.data(), static_cast<int64_t>(list.size()), pointer<float>(panels), outputs, inputs});
+  kernels().pack({list.data(), static_cast<int64_t>(list.size()), pointer<void>(panels), outputs, inputs, element_of(element)});
 }
 
-void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs) {
-  const GatherArgs args{pointer<const float>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs};
+void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs, int32_t element) {
+  const GatherArgs args{pointer<const void>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs,
+                        element_of(element)};
   submit("gather", [args] {
     check_range(args.ids, args.tokens, args.outputs, "row");
     kernels().gather(args);
@@ -169,12 +179,11 @@ void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t k
   require(block_size >= 1 && block_size <= 128 && (block_size & (block_size - 1)) == 0,
           "block size must be a power of two up to 128, got " + std::to_string(block_size));
   require(head_dim >= 1 && head_dim <= kMaxHeadDim, "head size must be 1 .. " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim));
-  require(cache_type >= 0 && cache_type <= static_cast<int32_t>(CacheType::bf16), "unknown cache type " + std::to_string(cache_type));
   require(kv_heads >= 1 && heads % kv_heads == 0,
           std::to_string(heads) + " query heads cannot share " + std::to_string(kv_heads) + " key/value heads");
   if (tokens == 0) return;
   const AttentionArgs args{pointer<const float>(q), pointer<const float>(k), pointer<const float>(v), pointer<float>(out), pointer<void>(key_cache),
-                           pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets),
+                           pointer<void>(value_cache), element_of(cache_type), pointer<const int32_t>(offsets),
                            pointer<const int32_t>(starts), pointer<const int32_t>(tables), pointer<const float>(slopes), q_stride, k_stride, v_stride,
                            tokens, rows, heads, kv_heads, head_dim, block_size, table_stride, window, scale, softcap};
   submit("attention", [args] { kernels().attention(args); });
