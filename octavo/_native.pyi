@@ -49,7 +49,8 @@ def rope(
 ) -> None: ...
 def act_mul(x: int, y: int, x_stride: int, tokens: int, features: int, kind: int) -> None: ...
 def attention(
-    q: int, k: int, v: int, out: int, key_cache: int, value_cache: int, offsets: int, starts: int, tables: int, slopes: int,
+    q: int, k: int, v: int, out: int, key_cache: int, value_cache: int, key_scales: int, value_scales: int,
+    offsets: int, starts: int, tables: int, slopes: int,
     q_stride: int, k_stride: int, v_stride: int, tokens: int, rows: int, heads: int, kv_heads: int, head_dim: int, block_size: int,
     table_stride: int, window: int, scale: float, softcap: float, cache_type: int,
 ) -> None: ...
