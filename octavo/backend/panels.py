@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from octavo.backend.capture import empty
 from octavo.errors import FormatError, OctavoError
 from octavo.kernels import native
 from octavo.kernels.dequant import row_bytes
@@ -46,6 +47,14 @@ def indices(ids: Tensor, what: str) -> Tensor:
     return ids.contiguous()
 
 
+def _biased(module: Any, y: Tensor, bias: Tensor) -> Tensor:
+    """``y`` [T, N] contiguous, with ``bias`` added in place. Raises OctavoError unless that is contiguous float32 [N]."""
+    if bias.dtype is not torch.float32 or bias.shape != y.shape[1:] or not bias.is_contiguous():
+        raise OctavoError(f"a bias must be contiguous float32 [{y.shape[1]}], got {bias.dtype} {list(bias.shape)}")
+    module.add_bias(y.data_ptr(), bias.data_ptr(), y.shape[0], y.shape[1])
+    return y
+
+
 class DensePanels:
     """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
 
@@ -60,14 +69,14 @@ class DensePanels:
         arrays = [_stored_rows(part) for part in parts]
         module.pack(_addresses(parts, arrays), self._panels, inputs)
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
         outputs, inputs = self.shape
         x = matrix(x, inputs, "the input of a product")
         tokens = x.shape[0]
-        y = torch.empty((tokens, outputs))
+        y = empty(tokens, outputs)
         self._native.matmul(x.data_ptr(), self._panels, y.data_ptr(), x.stride(0), outputs, tokens, outputs, inputs)
-        return y
+        return y if bias is None else _biased(self._native, y, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
@@ -77,7 +86,7 @@ class DensePanels:
         """The same times ``scale``."""
         outputs, inputs = self.shape
         ids = indices(ids, "row numbers")
-        y = torch.empty((ids.shape[0], inputs))
+        y = empty(ids.shape[0], inputs)
         self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
         return y
 
@@ -103,18 +112,19 @@ class QuantizedPanels:
 
     def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self._native = module
         arrays = [_stored_rows(part) for part in parts]
         self._panels = module.QuantPanels(_addresses(parts, arrays), self.shape[1])
         self.ok: bool = self._panels.ok
         self.nbytes: int = self._panels.nbytes
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
         outputs, inputs = self.shape
         x = matrix(x, inputs, "the input of a product")
-        y = torch.empty((x.shape[0], outputs))
+        y = empty(x.shape[0], outputs)
         self._panels.matmul(x.data_ptr(), y.data_ptr(), x.stride(0), outputs, x.shape[0])
-        return y
+        return y if bias is None else _biased(self._native, y, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` int64 [T] -> float32 [T, K], dequantized. Raises IndexError beyond N."""
@@ -123,6 +133,6 @@ class QuantizedPanels:
     def scaled_rows(self, ids: Tensor, scale: float) -> Tensor:
         """The same times ``scale``."""
         ids = indices(ids, "row numbers")
-        y = torch.empty((ids.shape[0], self.shape[1]))
+        y = empty(ids.shape[0], self.shape[1])
         self._panels.gather(ids.data_ptr(), y.data_ptr(), scale, ids.shape[0])
         return y

@@ -136,6 +136,9 @@ class ReferenceBackend:
             out[piece] = _ACTIVATIONS[kind](gate) * up
         return out
 
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        return None  # torch's operations cannot be repeated without Python
+
     def plan_attention(self, batch: AttentionBatch) -> AttentionPlan:
         counts = np.diff(batch.offsets)
         first = np.repeat(batch.starts - batch.offsets[:-1], counts)

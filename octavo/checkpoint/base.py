@@ -28,8 +28,10 @@ class RawTensor:
 class TokenizerSource:
     """Where the tokenizer comes from; exactly one of the two is set, or neither if a folder holds weights without a tokenizer.
 
-    ``path``: a ``tokenizer.json``. ``gguf``: the ``tokenizer.*`` metadata of a GGUF file, keys as in the file, arrays as Python lists
-    or numpy arrays. ``options`` holds what ``tokenizer_config.json`` would say (add_bos_token, bos_token, eos_token, ...).
+    ``path``: a ``tokenizer.json``, a SentencePiece model, a file of tiktoken ranks, a ``vocab.json`` (``merges.txt`` beside it) or a ``vocab.txt``.
+    ``gguf``: the ``tokenizer.*`` metadata of a GGUF file, keys as in the file, arrays as Python lists
+    or numpy arrays.
+    ``options`` holds what ``tokenizer_config.json`` would say (add_bos_token, bos_token, eos_token, added_tokens_decoder, ...).
     """
 
     path: str | None = None

@@ -154,6 +154,13 @@ struct ActMulArgs {
   Activation kind;
 };
 
+// y[t, n] += bias[n]; y contiguous.
+struct BiasArgs {
+  float* y;
+  const float* bias;
+  int64_t tokens, width;
+};
+
 // Element type of a cache. The 16-bit ones are rounded to nearest even on the way in and widened exactly on the way out.
 enum class CacheType : int32_t { f32, f16, bf16 };
 
@@ -206,6 +213,7 @@ struct KernelSet {
   void (*norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*act_mul)(const ActMulArgs&);
+  void (*add_bias)(const BiasArgs&);
   void (*attention)(const AttentionArgs&);
   void (*sample)(const SampleArgs&);
 };
