@@ -27,7 +27,7 @@ TESTS = {
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1:detect_stack_use_after_return=0",
     "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
-    "TSAN_OPTIONS": f"halt_on_error=1:die_after_fork=0:report_signal_unsafe=0:allocator_may_return_null=1:suppressions={HERE / 'sanitizer' / 'thread.txt'}",
+    "TSAN_OPTIONS": "halt_on_error=1:die_after_fork=0:report_signal_unsafe=0:allocator_may_return_null=1",
 }
 
 
