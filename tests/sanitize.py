@@ -4,7 +4,8 @@
     python tests/sanitize.py thread [PYTEST ARGUMENTS]
 
 Builds ``octavo._native`` once more, instrumented, under build/sanitize-*, and lets the tests and the processes they start import that one in place
-of the installed one, which stays as it is. Any finding ends the run with a report and a status that is not zero.
+of the installed one, which stays as it is; OCTAVO_SANITIZED in the environment names such a build to use again. Any finding ends the run with a
+report and a status that is not zero.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
         print(f"usage: sanitize.py {'|'.join(TESTS)} [PYTEST ARGUMENTS]", file=sys.stderr)
         return 2
     tests, library = TESTS[arguments[0]]
-    module = build(arguments[0])
+    module = Path(os.environ["OCTAVO_SANITIZED"]) if "OCTAVO_SANITIZED" in os.environ else build(arguments[0])
     paths = [str(HERE / "sanitizer"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ, **OPTIONS, "LD_PRELOAD": runtime(library), "OCTAVO_SANITIZED": str(module), "PYTHONPATH": os.pathsep.join(filter(None, paths)),

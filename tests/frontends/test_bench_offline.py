@@ -148,6 +148,14 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return peers
 
 
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import protocol  # type: ignore[import-not-found]
+
+    return protocol
+
+
 def rounds_of(name: str, *values: float) -> dict[str, list[dict[str, Any]]]:
     return {name: [{"name": name, "version": "1", "load_s": 1.0, "figures": {"decode_1": v, "decode_8": 2 * v}} for v in values]}
 
@@ -162,19 +170,17 @@ def test_ratios_are_those_of_medians(peers: ModuleType) -> None:
     assert peers.verdict("streams_64", peers.medians(rounds, "streams_64")) == ("-", "-")
 
 
-def test_the_block_between_the_markers_is_replaced(peers: ModuleType) -> None:
-    text = peers.replace_block("# Results\n\nwords\n", "a", "one")
+def test_the_block_between_the_markers_is_replaced(protocol: ModuleType) -> None:
+    text = protocol.replace_block("# Results\n\nwords\n", "peers: a", "one")
     assert text == "# Results\n\nwords\n\n<!-- peers: a -->\none\n<!-- /peers: a -->\n"
-    both = peers.replace_block(text, "b", "two")
-    again = peers.replace_block(both, "a", "three")
+    both = protocol.replace_block(text, "peers: b", "two")
+    again = protocol.replace_block(both, "peers: a", "three")
     assert "one" not in again and "three" in again and "two" in again and again.startswith("# Results\n\nwords\n")
-    assert peers.replace_block(again, "a", "three") == again
+    assert protocol.replace_block(again, "peers: a", "three") == again
 
 
-def test_decode_leaves_the_prompt_out(peers: ModuleType) -> None:
-    from protocol import figures  # type: ignore[import-not-found]
-
+def test_decode_leaves_the_prompt_out(protocol: ModuleType) -> None:
     # A machine with 1 ms a prompt token, and 10 ms a step whatever the batch.
-    found = figures(lambda batch, prompt, new: 1e-3 * batch * prompt + 1e-2 * (new - 1))
+    found = protocol.figures(lambda batch, prompt, new: 1e-3 * batch * prompt + 1e-2 * (new - 1))
     assert found["prefill_512"] == pytest.approx(1000) and found["prefill_16x128"] == pytest.approx(1000)
     assert all(math.isclose(found[f"decode_{b}"], 100 * b) for b in (1, 8, 16, 32))
