@@ -73,7 +73,8 @@ def main(arguments: list[str]) -> int:
         **os.environ, **OPTIONS, "LD_PRELOAD": runtime(library), "OCTAVO_SANITIZED": str(module), "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "PYTHONMALLOC": "malloc", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-x", "--durations=10"]
+    # Reports go to the file descriptor that pytest would otherwise capture, and the process ends before it could show them.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--capture=sys", "-x", "--durations=10"]
     return subprocess.run([*command, *(arguments[1:] or tests)], cwd=ROOT, env=environment, check=False).returncode
 
 
