@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import octavo
+from octavo.backend.peaks import Floors
 from octavo.errors import ConfigError, OctavoError
 from octavo.frontends.bench.kernels import measure_kernels
 from octavo.frontends.bench.offline import latency_figures
@@ -146,6 +147,24 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import peers  # type: ignore[import-not-found]
 
     return peers
+
+
+def test_floors_of_linear_layers(peers: ModuleType) -> None:
+    """Layers of 4,000 values in 2,000 bytes and a head of 1,000 in 1,000, at 1,000 bytes and 10,000 operations a second."""
+    weights, floors = {"layers": (2000, 4000), "head": (1000, 1000)}, Floors(1e-6, 1e-6, 1e-5, "")
+    middle = {"decode_1": 0.25, "decode_32": 0.5, "prefill_512": 0.625}
+    assert peers.of_floor("decode_1", {"Octavo": middle["decode_1"]}, weights, floors) == "75% of bandwidth"  # 3 s a token at best
+    assert peers.of_floor("decode_32", {"Octavo": middle["decode_32"]}, weights, floors) == "50% of int8"  # 1 s a token
+    assert peers.of_floor("prefill_512", {"Octavo": middle["prefill_512"]}, weights, floors) == "50% of int8"  # 0.8 s a token, no head
+    assert peers.of_floor("streams_64", {"Octavo": 1.0}, weights, floors) == "-" and peers.of_floor("decode_1", {}, weights, floors) == "-"
+
+
+def test_weights_that_a_token_meets(peers: ModuleType, smollm2: Path) -> None:
+    """SmolLM2-135M: 134.5 million values, of which 49,152 x 576 make logits and embeddings alike."""
+    weights = peers.weights_of(str(smollm2))
+    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576
+    assert weights["layers"][1] == 30 * layer and weights["head"][1] == 49152 * 576
+    assert sum(size for size, _ in weights.values()) == pytest.approx(smollm2.stat().st_size, rel=0.03)
 
 
 @pytest.fixture
