@@ -195,7 +195,7 @@ def startup(
 def kernels(
     context: typer.Context,
     short: Annotated[bool, typer.Option("--short", help="Fewer shapes, less time each.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="matmul, attention, norm, rope, act_mul, embed or sample; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Operators: matmul, attention, norm, rope, act_mul, embed, sample, copy_blocks.")] = None,
     working_set_mib: Annotated[int | None, typer.Option(help="Operands cycle through this much memory; default 256, short 64.")] = None,
     scheme: Annotated[str, typer.Option(help="Weight layout: auto is what computes fastest, dense is float32.")] = "auto",
     threads: Threads = 0,

@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,7 @@
 #include "cpu.h"
 #include "kernels.h"
 #include "memory.h"
+#include "peaks.h"
 #include "pool.h"
 #include "program.h"
 
@@ -220,11 +223,27 @@ void copy_blocks(const std::vector<std::pair<uintptr_t, int64_t>>& caches, uintp
   });
 }
 
+// Around every call that computes: the GIL is released, and the time counted.
+class Native {
+ public:
+  ~Native() { total += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count(); }
+  static inline std::atomic<int64_t> total{0};
+
+ private:
+  nb::gil_scoped_release unlocked_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+std::tuple<double, double, double> peaks(size_t bytes, double seconds) {
+  const Peaks found = measure_peaks(kernels().name, bytes, seconds);
+  return {found.read, found.floats, found.ints};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the cpu backend. Pointers are addresses, strides count elements.";
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Native> unlocked;
 
   nb::class_<Memory>(m, "Memory", "Uninitialized memory for weights, 64-byte aligned, in huge pages where the system has them.")
       .def(nb::init<size_t>(), nb::arg("nbytes"))
@@ -251,6 +270,9 @@ NB_MODULE(_native, m) {
   m.def("select_isa", &select_isa, nb::arg("name"));
   m.def("threads", &num_threads);
   m.def("set_threads", &set_num_threads, nb::arg("count"), unlocked, "0: every core this process may use.");
+  m.def("nanoseconds", [] { return Native::total.load(); }, "Time that calls into this module have taken so far, all threads that called together.");
+  m.def("peaks", &peaks, nb::arg("bytes"), nb::arg("seconds"), unlocked,
+        "Bytes read, float32 and int8 operations a second that the kernel set in use and all threads reach at most: measured now.");
   m.def("cores", &available_cores, "Physical cores this process may use, bounded by its CPU quota.");
 
   m.def("matmul", &matmul, unlocked);
