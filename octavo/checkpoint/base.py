@@ -69,5 +69,9 @@ class Checkpoint(Protocol):
         """Bytes of all tensors as stored."""
         ...
 
+    def release(self) -> None:
+        """The weights have been read: give back the memory that the mapped files take. They can still be read again."""
+        ...
+
 
 Progress: TypeAlias = "Callable[[int, int], None]"  # (bytes done, bytes in all)

@@ -60,6 +60,10 @@ class FolderCheckpoint:
             raise TensorMismatch(f"{self.path} has no tensor {name!r}" + (f"; it has {', '.join(close)}" if close else ""))
         return file
 
+    def release(self) -> None:
+        for file in {id(file): file for file in self._tensors.values()}.values():
+            file.release()
+
     def nbytes(self) -> int:
         return sum(file.tensors[name].nbytes for name, file in self._tensors.items())
 

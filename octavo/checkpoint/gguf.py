@@ -14,6 +14,7 @@ import mmap
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -161,6 +162,7 @@ class GGUFFile:
         self._buffer = map_file(path)
         self._data = np.frombuffer(self._buffer, dtype=np.uint8)
         header = _Header(self._buffer)
+        self.release = partial(release_pages, self._buffer)
         self.version = header.version
         self.metadata = Metadata(header.pairs)
         self.tensors: dict[str, TensorInfo] = header.tensors
@@ -176,6 +178,12 @@ class GGUFFile:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(info.nbytes for info in self.tensors.values())
+
+
+def release_pages(buffer: mmap.mmap) -> None:
+    """Give back the memory that a map's pages take in this process; touching them again brings them back from the file."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED)
 
 
 def map_file(path: str | Path) -> mmap.mmap:

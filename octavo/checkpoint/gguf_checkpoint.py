@@ -71,6 +71,10 @@ class GGUFCheckpoint:
             raw = undo(raw, self.config)
         return RawTensor(name, raw.format, raw.shape, raw.data)
 
+    def release(self) -> None:
+        for file in self._files:
+            file.release()
+
     def nbytes(self) -> int:
         return sum(stored.file.tensors[stored.name].nbytes for stored in self._tensors.values())
 

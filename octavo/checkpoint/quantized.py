@@ -266,5 +266,8 @@ class QuantizedCheckpoint:
             raise FormatError(f"the tensors that make up {name} do not fit each other: {e}") from None
         return RawTensor(name, form, matrix.codes.shape, data, matrix.columns)
 
+    def release(self) -> None:
+        self._folder.release()
+
     def nbytes(self) -> int:
         return self._folder.nbytes()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo.checkpoint.base import RawTensor
-from octavo.checkpoint.gguf import TensorInfo, map_file
+from octavo.checkpoint.gguf import TensorInfo, map_file, release_pages
 from octavo.errors import CheckpointError, FormatError, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SafetensorsFile:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         buffer = map_file(path)
+        self.release = partial(release_pages, buffer)
         self._data = np.frombuffer(buffer, dtype=np.uint8)
         size = len(buffer)
         if size < 8:

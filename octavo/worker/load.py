@@ -87,6 +87,7 @@ def load(config: EngineConfig, report: Report) -> Worker:
         backend = make_backend(config)
     with phases("weights") as progress:
         model = load_weights(config, checkpoint, backend, progress)
+        checkpoint.release()  # packed copies serve from here on
     with phases("KV cache"):
         runner, plan = make_runner(config, checkpoint, backend, model)
     with phases("warm-up"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -162,3 +164,16 @@ def test_paths_that_are_no_model(folder: Path, tmp_path: Path) -> None:
 def test_gguf_without_its_suffix_is_known_by_its_content(tmp_path: Path) -> None:
     write_model(tmp_path / "blob", "llama")
     assert open_checkpoint(str(tmp_path / "blob")).config["model_type"] == "llama"
+
+
+def test_release_gives_memory_back_and_the_weights_stay_readable(tmp_path: Path) -> None:
+    data = torch.randn(8192, 1024)  # 32 MiB
+    save_file({"w": data}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = open_checkpoint(tmp_path)
+    raw = checkpoint.tensor("w")
+    before = int(raw.data.sum(dtype=np.int64))
+    resident = psutil.Process().memory_info().rss
+    checkpoint.release()
+    assert resident - psutil.Process().memory_info().rss > data.nbytes // 2
+    assert int(raw.data.sum(dtype=np.int64)) == before
