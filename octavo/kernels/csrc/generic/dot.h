@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kStrip = 16;
 constexpr int kDotRows = 4;
-constexpr int dot_strips(int) { return 1; }
+constexpr int dot_strips(int, int) { return 1; }
 
 struct Bytes {
   uint8_t b[64];
@@ -36,6 +36,13 @@ inline Bytes high_nibbles(Bytes x) { return each_byte([&](int i) { return x.b[i]
 inline Bytes shifted_left(Bytes x, int count, int mask) { return each_byte([&](int i) { return x.b[i] << count & mask; }); }
 inline Bytes shifted_right(Bytes x, int count, int mask) { return each_byte([&](int i) { return x.b[i] >> count & mask; }); }
 
+inline const Bytes& in_register(const Bytes& x) { return x; }
+
+struct Quad {
+  const int8_t* x;
+  static Quad load(const int8_t* p) { return {p}; }
+};
+
 struct Floats : Vec {
   static Floats zero() { return {Vec::zero()}; }
   static Floats set(float x) { return {Vec::set(x)}; }
@@ -51,10 +58,10 @@ struct Dot {
   void start(int32_t from) {
     for (int o = 0; o < kStrip; ++o) total[o] = from;
   }
-  void add(const Bytes& codes, const int8_t* quad, int) {
+  void add(const Bytes& codes, Quad quad, int) {
     for (int o = 0; o < kStrip; ++o) {
       const uint8_t* c = codes.b + 4 * o;
-      total[o] += c[0] * quad[0] + c[1] * quad[1] + c[2] * quad[2] + c[3] * quad[3];
+      total[o] += c[0] * quad.x[0] + c[1] * quad.x[1] + c[2] * quad.x[2] + c[3] * quad.x[3];
     }
   }
   Floats value() const {

@@ -17,9 +17,10 @@ struct Dot {
     pairs = Ints::set(0);
     total = Ints::set(from);
   }
-  void add(Bytes codes, const int8_t* quad, int n) {
-    const Ints product = multiply_pairs(codes, broadcast_quad(quad));
+  void add(Bytes codes, Quad quad, int n) {
+    const Ints product = multiply_pairs(codes, quad);
     pairs = n % kFit == 0 ? product : add16(pairs, product);
+    keep_order(pairs);
     if (n % kFit == kFit - 1) total = add32(total, widen(pairs, 1));
   }
   Floats value() const { return to_floats(total); }

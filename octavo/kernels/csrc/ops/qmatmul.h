@@ -28,8 +28,8 @@ constexpr int64_t kPanelStrips = kLanes / kStrip;
 constexpr int kMostStrips = 4;
 // Bytes of quantized rows that are worked on together, sized for the second-level cache.
 constexpr int64_t kQuantBlockBytes = 256 << 10;
-// How far ahead of a single row codes are fetched.
-constexpr int64_t kAheadBytes = 1024;
+// How far ahead panels are fetched into the second-level cache: the processor's own prefetcher stops at every page.
+constexpr int64_t kAheadBytes = 16 << 10;
 
 inline void quantize_group(const float* x, QuantGroup* to) {
   const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
@@ -58,72 +58,77 @@ struct QTileArgs {
   const uint8_t* codes[kMostStrips];
   float* y;
   int64_t y_stride, groups, columns;
+  const char* ahead;  // what to fetch meanwhile, as many bytes as the strips have, or null
 };
 
-// Codes of quad i and of quad i + 4 (i < 4).
+// Codes of quad i (i < 4), or of quad i + 4.
 template <int Bits>
-inline void quad_codes(const uint8_t* group, int i, Bytes* low, Bytes* high) {
-  if constexpr (Bits == 8) {
-    *low = Bytes::load(group + 64 * i);
-    *high = Bytes::load(group + 64 * (i + 4));
-    return;
-  }
-  const Bytes both = Bytes::load(group + 64 * i);
-  *low = low_nibbles(both);
-  *high = high_nibbles(both);
+inline Bytes quad_codes(const uint8_t* group, int i, bool upper) {
+  if constexpr (Bits == 8) return Bytes::load(group + 64 * (upper ? i + 4 : i));
+  const Bytes both = Bytes::load(group + 64 * i), nibbles = upper ? high_nibbles(both) : low_nibbles(both);
   if constexpr (Bits == 5) {
-    const Bytes bits = Bytes::load(group + 256);
-    *low = *low | shifted_left(bits, 4 - i, 0x10);
-    *high = *high | shifted_right(bits, i, 0x10);
+    const Bytes fifth = Bytes::load(group + 256);
+    return nibbles | (upper ? shifted_right(fifth, i, 0x10) : shifted_left(fifth, 4 - i, 0x10));
   }
   if constexpr (Bits == 6) {
-    const Bytes first = Bytes::load(group + 256), second = Bytes::load(group + 320);
-    *low = *low | (i < 2 ? shifted_left(first, 4 - 2 * i, 0x30) : shifted_right(first, 2 * i - 4, 0x30));
-    *high = *high | (i < 2 ? shifted_left(second, 4 - 2 * i, 0x30) : shifted_right(second, 2 * i - 4, 0x30));
+    const Bytes high = Bytes::load(group + (upper ? 320 : 256));
+    return nibbles | (i < 2 ? shifted_left(high, 4 - 2 * i, 0x30) : shifted_right(high, 2 * i - 4, 0x30));
+  }
+  return nibbles;
+}
+
+inline int32_t center_term(Kind kind, const QuantGroup& x, bool upper) {
+  switch (kind) {
+    case Kind::symmetric4: return x.minus8;
+    case Kind::symmetric5: return x.minus16;
+    case Kind::symmetric8: return x.minus128;
+    case Kind::halves6: return upper ? x.high32 : x.low32;
+    default: return 0;
   }
 }
 
-inline int32_t center_term(Kind kind, const QuantGroup& x) {
-  return kind == Kind::symmetric4 ? x.minus8 : kind == Kind::symmetric5 ? x.minus16 : kind == Kind::symmetric8 ? x.minus128 : 0;
-}
-
-// One group of one strip for R rows.
-template <Kind kind, int R>
-inline void qtile_group(const QuantGroup* x, const uint8_t* header, const uint8_t* group, Floats* acc) {
-  constexpr KindInfo info = kind_info(kind);
+// Sums of one group of S strips for R rows; for halves those of the first or of the second one. A load of activations serves all strips.
+template <Kind kind, int R, int S>
+inline void qtile_sums(const QuantGroup* x, const uint8_t* const* group, bool upper_half, Dot<kind_info(kind).bits> (*dot)[R]) {
   constexpr bool halves = kind == Kind::halves6;
-  Dot<info.bits> dot[R], second[halves ? R : 1];
   OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r) {
-    dot[r].start(halves ? x[r].low32 : center_term(kind, x[r]));
-    if constexpr (halves) second[r].start(x[r].high32);
+  for (int s = 0; s < S; ++s) {
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r) dot[s][r].start(center_term(kind, x[r], upper_half));
   }
   OCTAVO_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    Bytes low, high;
-    quad_codes<info.bits>(group, i, &low, &high);
+  for (int n = 0; n < (halves ? 4 : 8); ++n) {
+    const int i = halves ? n : n / 2;
+    const bool upper = halves ? upper_half : n % 2 == 1;
+    Bytes codes[S];
+    OCTAVO_UNROLL
+    for (int s = 0; s < S; ++s) codes[s] = in_register(quad_codes<kind_info(kind).bits>(group[s], i, upper));
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
-      if constexpr (halves) {
-        dot[r].add(low, x[r].q + 4 * i, i);
-        second[r].add(high, x[r].q + 4 * (i + 4), i);
-      } else {
-        dot[r].add(low, x[r].q + 4 * i, 2 * i);
-        dot[r].add(high, x[r].q + 4 * (i + 4), 2 * i + 1);
-      }
+      const Quad quad = Quad::load(x[r].q + 4 * (upper ? i + 4 : i));
+      OCTAVO_UNROLL
+      for (int s = 0; s < S; ++s) dot[s][r].add(codes[s], quad, n);
     }
   }
-  const Floats scale = Floats::load_half(header);
+}
+
+template <Kind kind, int R, int S>
+inline void qtile_group(const QuantGroup* x, const uint8_t* const* header, const uint8_t* const* group, Floats (*acc)[R]) {
+  constexpr KindInfo info = kind_info(kind);
+  constexpr bool halves = kind == Kind::halves6;
   OCTAVO_UNROLL
-  for (int r = 0; r < R; ++r) acc[r] = fma(dot[r].value(), scale * Floats::set(x[r].scale), acc[r]);
-  if constexpr (info.header == 2) {
-    const Floats other = Floats::load_half(header + 32);
+  for (int half = 0; half < (halves ? 2 : 1); ++half) {
+    Dot<info.bits> dot[S][R];
+    qtile_sums<kind, R, S>(x, group, half == 1, dot);
     OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) {
-      if constexpr (halves) {
-        acc[r] = fma(second[r].value(), other * Floats::set(x[r].scale), acc[r]);
-      } else {
-        acc[r] = fma(other, Floats::set(x[r].scaled_sum), acc[r]);
+    for (int s = 0; s < S; ++s) {
+      const Floats scale = Floats::load_half(header[s] + 32 * half);
+      OCTAVO_UNROLL
+      for (int r = 0; r < R; ++r) acc[s][r] = fma(dot[s][r].value(), scale * Floats::set(x[r].scale), acc[s][r]);
+      if constexpr (info.affine) {
+        const Floats minimum = Floats::load_half(header[s] + 32);
+        OCTAVO_UNROLL
+        for (int r = 0; r < R; ++r) acc[s][r] = fma(minimum, Floats::set(x[r].scaled_sum), acc[s][r]);
       }
     }
   }
@@ -138,18 +143,22 @@ void qtile(const QTileArgs& args) {
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) acc[s][r] = Floats::zero();
   }
+  constexpr int lines = static_cast<int>((S * (code_step + header_step) / kPanelStrips + 63) / 64);
   const QuantGroup* x = args.x;
+  const char* ahead = args.ahead;
   for (int64_t g = 0; g < args.groups; ++g, x += R) {
-    if constexpr (R == 1) {  // bound by memory: the processor's own prefetcher stops at pages
+    if (ahead != nullptr) {
       OCTAVO_UNROLL
-      for (int s = 0; s < S; s += static_cast<int>(kPanelStrips)) {
-        const auto* ahead = reinterpret_cast<const char*>(args.codes[s] + g * code_step) + kAheadBytes;
-        OCTAVO_UNROLL
-        for (int64_t line = 0; line < code_step; line += 64) __builtin_prefetch(ahead + line);
-      }
+      for (int line = 0; line < lines; ++line) __builtin_prefetch(ahead + 64 * line, 0, 2);
+      ahead += 64 * lines;
     }
+    const uint8_t *header[S], *codes[S];
     OCTAVO_UNROLL
-    for (int s = 0; s < S; ++s) qtile_group<kind, R>(x, args.header[s] + g * header_step, args.codes[s] + g * code_step, acc[s]);
+    for (int s = 0; s < S; ++s) {
+      header[s] = args.header[s] + g * header_step;
+      codes[s] = args.codes[s] + g * code_step;
+    }
+    qtile_group<kind, R, S>(x, header, codes, acc);
   }
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
@@ -163,7 +172,7 @@ using QTile = void (*)(const QTileArgs&);
 // Tiles of one height: [0] one strip, [1] dot_strips(R) of them.
 template <Kind kind, int... R>
 constexpr std::array<std::array<QTile, 2>, sizeof...(R)> qtile_table(std::integer_sequence<int, R...>) {
-  return {std::array<QTile, 2>{&qtile<kind, R + 1, 1>, &qtile<kind, R + 1, dot_strips(R + 1)>}...};
+  return {std::array<QTile, 2>{&qtile<kind, R + 1, 1>, &qtile<kind, R + 1, dot_strips(R + 1, kind_info(kind).bits)>}...};
 }
 template <Kind kind>
 constexpr auto kKindTiles = qtile_table<kind>(std::make_integer_sequence<int, kDotRows>{});
@@ -203,7 +212,7 @@ struct QMatmulSpan {
     tile.y_stride = args.y_stride;
     tile.groups = groups;
     for (int64_t t = first_tile; t < end_tile; ++t) {
-      const int rows = tiles.rows(t), widest = dot_strips(rows);
+      const int rows = tiles.rows(t), widest = dot_strips(rows, kind_info(range.kind).bits);
       const auto& choices = (*kQTiles[static_cast<int>(range.kind)])[static_cast<size_t>(rows - 1)];
       tile.x = x + tiles.first(t) * groups;
       for (int64_t strip = first; strip < end;) {
@@ -216,6 +225,7 @@ struct QMatmulSpan {
         }
         tile.y = args.y + tiles.first(t) * args.y_stride + range.first + strip * kStrip;
         tile.columns = range.outputs - strip * kStrip;
+        tile.ahead = t == first_tile ? reinterpret_cast<const char*>(range.panels) + strip * stride / kPanelStrips + kAheadBytes : nullptr;
         choices[count > 1](tile);
         strip += count;
       }
@@ -224,7 +234,7 @@ struct QMatmulSpan {
 
   // Panels first .. end - 1, counted over all ranges.
   void panels(int64_t first, int64_t end) const {
-    const int64_t chunk = std::max<int64_t>(1, dot_strips(tiles.rows(first_tile)) / kPanelStrips);
+    const int64_t chunk = std::max<int64_t>(1, dot_strips(tiles.rows(first_tile), 4) / kPanelStrips);
     for (int64_t i = 0, before = 0; i < args.count && before < end; before += args.ranges[i++].count()) {
       const int64_t last = std::min(args.ranges[i].count(), end - before);
       for (int64_t p = std::max<int64_t>(0, first - before); p < last; p += chunk) {

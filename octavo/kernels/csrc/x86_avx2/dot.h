@@ -16,10 +16,11 @@ struct Dot<8> {
   Ints total;
 
   void start(int32_t) { total = Ints::set(0); }
-  void add(Bytes codes, const int8_t* quad, int) {
+  void add(Bytes codes, Quad quad, int) {
     const __m256i centered = _mm256_xor_si256(codes.v, _mm256_set1_epi8(-128));
-    const Ints pairs = multiply_pairs({_mm256_abs_epi8(centered)}, _mm256_sign_epi8(broadcast_quad(quad), centered));
+    const Ints pairs = multiply_pairs({_mm256_abs_epi8(centered)}, Quad{_mm256_sign_epi8(quad.v, centered)});
     total = add32(total, widen(pairs, 1));
+    keep_order(total);
   }
   Floats value() const { return to_floats(total); }
 };

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kStrip = 8;
 constexpr int kDotRows = 4;
-constexpr int dot_strips(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
 
 struct Bytes {
   __m256i v;
@@ -26,11 +26,21 @@ inline Bytes shifted_left(Bytes a, int count, int mask) {
 inline Bytes shifted_right(Bytes a, int count, int mask) {
   return {_mm256_and_si256(_mm256_srli_epi16(a.v, count), _mm256_set1_epi8(static_cast<char>(mask)))};
 }
-inline __m256i broadcast_quad(const int8_t* quad) {
-  int32_t four;
-  std::memcpy(&four, quad, sizeof four);
-  return _mm256_set1_epi32(four);
+inline Bytes in_register(Bytes a) {
+  asm("" : "+x"(a.v));
+  return a;
 }
+
+struct Quad {
+  __m256i v;
+  static Quad load(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof four);
+    Quad quad{_mm256_set1_epi32(four)};
+    asm("" : "+x"(quad.v));
+    return quad;
+  }
+};
 
 struct Ints {
   __m256i v;
@@ -38,7 +48,8 @@ struct Ints {
 };
 inline Ints add16(Ints a, Ints b) { return {_mm256_add_epi16(a.v, b.v)}; }
 inline Ints add32(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
-inline Ints multiply_pairs(Bytes codes, __m256i x) { return {_mm256_maddubs_epi16(codes.v, x)}; }
+inline Ints multiply_pairs(Bytes codes, Quad x) { return {_mm256_maddubs_epi16(codes.v, x.v)}; }
+inline void keep_order(Ints& a) { asm("" : "+x"(a.v)); }
 inline Ints widen(Ints pairs, int16_t factor) { return {_mm256_madd_epi16(pairs.v, _mm256_set1_epi16(factor))}; }
 
 struct Floats {

@@ -10,8 +10,6 @@ namespace octavo {
 namespace {
 
 constexpr int kStrip = 16;
-constexpr int kDotRows = 12;
-constexpr int dot_strips(int rows) { return rows == 1 ? 4 : rows <= 4 ? 2 : 1; }
 
 struct Bytes {
   __m512i v;
@@ -26,11 +24,19 @@ inline Bytes shifted_left(Bytes a, int count, int mask) {
 inline Bytes shifted_right(Bytes a, int count, int mask) {
   return {_mm512_and_si512(_mm512_srli_epi16(a.v, static_cast<unsigned>(count)), _mm512_set1_epi8(static_cast<char>(mask)))};
 }
-inline __m512i broadcast_quad(const int8_t* quad) {
-  int32_t four;
-  std::memcpy(&four, quad, sizeof four);
-  return _mm512_set1_epi32(four);
+inline Bytes in_register(Bytes a) {
+  asm("" : "+v"(a.v));
+  return a;
 }
+
+struct Quad {
+  __m512i v;
+  static Quad load(const int8_t* p) {
+    int32_t four;
+    std::memcpy(&four, p, sizeof four);
+    return {_mm512_set1_epi32(four)};
+  }
+};
 
 struct Ints {
   __m512i v;
@@ -38,7 +44,8 @@ struct Ints {
 };
 inline Ints add16(Ints a, Ints b) { return {_mm512_add_epi16(a.v, b.v)}; }
 inline Ints add32(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
-inline Ints multiply_pairs(Bytes codes, __m512i x) { return {_mm512_maddubs_epi16(codes.v, x)}; }
+inline Ints multiply_pairs(Bytes codes, Quad x) { return {_mm512_maddubs_epi16(codes.v, x.v)}; }
+inline void keep_order(Ints& a) { asm("" : "+v"(a.v)); }
 inline Ints widen(Ints pairs, int16_t factor) { return {_mm512_madd_epi16(pairs.v, _mm512_set1_epi16(factor))}; }
 
 struct Floats {

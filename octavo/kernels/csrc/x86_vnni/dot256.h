@@ -10,7 +10,7 @@ template <int>
 struct Dot {
   __m256i total;
   void start(int32_t from) { total = _mm256_set1_epi32(from); }
-  void add(Bytes codes, const int8_t* quad, int) { total = _mm256_dpbusd_avx_epi32(total, codes.v, broadcast_quad(quad)); }
+  void add(Bytes codes, Quad quad, int) { total = _mm256_dpbusd_avx_epi32(total, codes.v, quad.v); }
   Floats value() const { return {_mm256_cvtepi32_ps(total)}; }
 };
 
