@@ -15,6 +15,7 @@ namespace {
 constexpr int kStrip = 16;
 constexpr int kDotRows = 4;
 constexpr int dot_strips(int, int) { return 1; }
+constexpr int64_t kUnpackTiles = 4;
 
 struct Bytes {
   uint8_t b[64];
@@ -23,6 +24,7 @@ struct Bytes {
     std::memcpy(out.b, p, sizeof out.b);
     return out;
   }
+  void store(uint8_t* p) const { std::memcpy(p, b, sizeof b); }
 };
 template <class F>
 inline Bytes each_byte(const F& f) {
@@ -46,6 +48,7 @@ struct Quad {
 struct Floats : Vec {
   static Floats zero() { return {Vec::zero()}; }
   static Floats set(float x) { return {Vec::set(x)}; }
+  static Floats load(const float* p) { return {Vec::load(p)}; }
   static Floats load_half(const uint8_t* p) { return {octavo::load_half(p)}; }
 };
 inline Floats operator*(Floats a, Floats b) { return {static_cast<Vec>(a) * static_cast<Vec>(b)}; }

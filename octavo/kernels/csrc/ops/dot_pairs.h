@@ -26,5 +26,24 @@ struct Dot {
   Floats value() const { return to_floats(total); }
 };
 
+// Eight bits do not fit twice: each product takes one nibble of the code, 2 * 15 * 127 eight times, and the two meet when they are widened.
+template <>
+struct Dot<8> {
+  Ints low, high, from;
+
+  void start(int32_t value) {
+    low = high = Ints::set(0);
+    from = Ints::set(value);
+  }
+  void add(Bytes codes, Quad quad, int n) {
+    const Ints first = multiply_pairs(low_nibbles(codes), quad), second = multiply_pairs(high_nibbles(codes), quad);
+    low = n == 0 ? first : add16(low, first);
+    high = n == 0 ? second : add16(high, second);
+    keep_order(low);
+    keep_order(high);
+  }
+  Floats value() const { return to_floats(add32(from, add32(widen(low, 1), widen(high, 16)))); }
+};
+
 }  // namespace
 }  // namespace octavo

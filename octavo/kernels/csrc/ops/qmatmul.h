@@ -87,8 +87,22 @@ inline int32_t center_term(Kind kind, const QuantGroup& x, bool upper) {
   }
 }
 
+// Where a tile finds the strips of a group: in panels, or unpacked for many tiles: 32-bit floats instead of binary16, a byte for every code.
+template <Kind kind>
+struct PackedStrips {
+  static constexpr int64_t kHeaderStep = kind_info(kind).header * 32, kCodeStep = kind_info(kind).rows * 64;
+  static Floats header(const uint8_t* group, int which) { return Floats::load_half(group + 32 * which); }
+  static Bytes codes(const uint8_t* group, int i, bool upper) { return quad_codes<kind_info(kind).bits>(group, i, upper); }
+};
+template <Kind kind>
+struct UnpackedStrips {
+  static constexpr int64_t kHeaderStep = kind_info(kind).header * kStrip * 4, kCodeStep = 8 * kStrip * 4;
+  static Floats header(const uint8_t* group, int which) { return Floats::load(reinterpret_cast<const float*>(group) + kStrip * which); }
+  static Bytes codes(const uint8_t* group, int i, bool upper) { return Bytes::load(group + 4 * kStrip * (upper ? i + 4 : i)); }
+};
+
 // Sums of one group of S strips for R rows; for halves those of the first or of the second one. A load of activations serves all strips.
-template <Kind kind, int R, int S>
+template <template <Kind> class Strips, Kind kind, int R, int S>
 inline void qtile_sums(const QuantGroup* x, const uint8_t* const* group, bool upper_half, Dot<kind_info(kind).bits> (*dot)[R]) {
   constexpr bool halves = kind == Kind::halves6;
   OCTAVO_UNROLL
@@ -102,7 +116,7 @@ inline void qtile_sums(const QuantGroup* x, const uint8_t* const* group, bool up
     const bool upper = halves ? upper_half : n % 2 == 1;
     Bytes codes[S];
     OCTAVO_UNROLL
-    for (int s = 0; s < S; ++s) codes[s] = in_register(quad_codes<kind_info(kind).bits>(group[s], i, upper));
+    for (int s = 0; s < S; ++s) codes[s] = in_register(Strips<kind>::codes(group[s], i, upper));
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
       const Quad quad = Quad::load(x[r].q + 4 * (upper ? i + 4 : i));
@@ -112,21 +126,21 @@ inline void qtile_sums(const QuantGroup* x, const uint8_t* const* group, bool up
   }
 }
 
-template <Kind kind, int R, int S>
+template <template <Kind> class Strips, Kind kind, int R, int S>
 inline void qtile_group(const QuantGroup* x, const uint8_t* const* header, const uint8_t* const* group, Floats (*acc)[R]) {
   constexpr KindInfo info = kind_info(kind);
   constexpr bool halves = kind == Kind::halves6;
   OCTAVO_UNROLL
   for (int half = 0; half < (halves ? 2 : 1); ++half) {
     Dot<info.bits> dot[S][R];
-    qtile_sums<kind, R, S>(x, group, half == 1, dot);
+    qtile_sums<Strips, kind, R, S>(x, group, half == 1, dot);
     OCTAVO_UNROLL
     for (int s = 0; s < S; ++s) {
-      const Floats scale = Floats::load_half(header[s] + 32 * half);
+      const Floats scale = Strips<kind>::header(header[s], half);
       OCTAVO_UNROLL
       for (int r = 0; r < R; ++r) acc[s][r] = fma(dot[s][r].value(), scale * Floats::set(x[r].scale), acc[s][r]);
       if constexpr (info.affine) {
-        const Floats minimum = Floats::load_half(header[s] + 32);
+        const Floats minimum = Strips<kind>::header(header[s], 1);
         OCTAVO_UNROLL
         for (int r = 0; r < R; ++r) acc[s][r] = fma(minimum, Floats::set(x[r].scaled_sum), acc[s][r]);
       }
@@ -134,16 +148,15 @@ inline void qtile_group(const QuantGroup* x, const uint8_t* const* header, const
   }
 }
 
-template <Kind kind, int R, int S>
+template <template <Kind> class Strips, Kind kind, int R, int S>
 void qtile(const QTileArgs& args) {
-  constexpr int64_t header_step = kind_info(kind).header * 32, code_step = kind_info(kind).rows * 64;
   Floats acc[S][R];
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) acc[s][r] = Floats::zero();
   }
-  constexpr int lines = static_cast<int>((S * (code_step + header_step) / kPanelStrips + 63) / 64);
+  constexpr int lines = static_cast<int>((S * (PackedStrips<kind>::kCodeStep + PackedStrips<kind>::kHeaderStep) / kPanelStrips + 63) / 64);
   const QuantGroup* x = args.x;
   const char* ahead = args.ahead;
   for (int64_t g = 0; g < args.groups; ++g, x += R) {
@@ -155,10 +168,10 @@ void qtile(const QTileArgs& args) {
     const uint8_t *header[S], *codes[S];
     OCTAVO_UNROLL
     for (int s = 0; s < S; ++s) {
-      header[s] = args.header[s] + g * header_step;
-      codes[s] = args.codes[s] + g * code_step;
+      header[s] = args.header[s] + g * Strips<kind>::kHeaderStep;
+      codes[s] = args.codes[s] + g * Strips<kind>::kCodeStep;
     }
-    qtile_group<kind, R, S>(x, header, codes, acc);
+    qtile_group<Strips, kind, R, S>(x, header, codes, acc);
   }
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
@@ -167,16 +180,61 @@ void qtile(const QTileArgs& args) {
   }
 }
 
+// Bytes of an unpacked strip; its headers come first.
+template <Kind kind>
+constexpr int64_t unpacked_bytes(int64_t groups) {
+  return groups * (UnpackedStrips<kind>::kHeaderStep + UnpackedStrips<kind>::kCodeStep);
+}
+
+// Replaces the first ``count`` strips of ``args`` by unpacked ones in ``to``.
+template <Kind kind>
+void unpack_strips(QTileArgs* args, int count, uint8_t* to) {
+  using From = PackedStrips<kind>;
+  using To = UnpackedStrips<kind>;
+  for (int s = 0; s < count; ++s, to += unpacked_bytes<kind>(args->groups)) {
+    uint8_t *header = to, *codes = to + args->groups * To::kHeaderStep;
+    for (int64_t g = 0; g < args->groups; ++g) {
+      const uint8_t *from_header = args->header[s] + g * From::kHeaderStep, *from = args->codes[s] + g * From::kCodeStep;
+      for (int h = 0; h < kind_info(kind).header; ++h) {
+        From::header(from_header, h).store(reinterpret_cast<float*>(header + g * To::kHeaderStep) + h * kStrip);
+      }
+      OCTAVO_UNROLL
+      for (int i = 0; i < 8; ++i) From::codes(from, i % 4, i >= 4).store(codes + g * To::kCodeStep + 4 * kStrip * i);
+    }
+    args->header[s] = header;
+    args->codes[s] = codes;
+  }
+}
+
 using QTile = void (*)(const QTileArgs&);
 
-// Tiles of one height: [0] one strip, [1] dot_strips(R) of them.
+// The functions of a kind.
+struct QTiles {
+  struct Height {
+    QTile single, wide, unpacked;  // for one strip, for dot_strips(rows, bits) of them, for as many unpacked ones
+  };
+  std::array<Height, kDotRows> heights;
+  void (*unpack)(QTileArgs*, int, uint8_t*);
+  int64_t (*unpacked_bytes)(int64_t groups);
+};
+
+// The least height of kUnpackTiles tiles or more. Eight bits are a byte for every code already.
+constexpr int kUnpackRows = kUnpackTiles == 0 ? kDotRows + 1 : ((kUnpackTiles - 1) * kDotRows + 1) / kUnpackTiles;
+
+template <Kind kind, int R>
+constexpr QTiles::Height qtiles_of_height() {
+  constexpr int S = dot_strips(R, kind_info(kind).bits);
+  QTiles::Height height{&qtile<PackedStrips, kind, R, 1>, &qtile<PackedStrips, kind, R, S>, nullptr};
+  if constexpr (kind_info(kind).bits < 8 && R >= kUnpackRows) height.unpacked = &qtile<UnpackedStrips, kind, R, S>;
+  return height;
+}
 template <Kind kind, int... R>
-constexpr std::array<std::array<QTile, 2>, sizeof...(R)> qtile_table(std::integer_sequence<int, R...>) {
-  return {std::array<QTile, 2>{&qtile<kind, R + 1, 1>, &qtile<kind, R + 1, dot_strips(R + 1, kind_info(kind).bits)>}...};
+constexpr QTiles qtiles_of_kind(std::integer_sequence<int, R...>) {
+  return {{qtiles_of_height<kind, R + 1>()...}, &unpack_strips<kind>, &unpacked_bytes<kind>};
 }
 template <Kind kind>
-constexpr auto kKindTiles = qtile_table<kind>(std::make_integer_sequence<int, kDotRows>{});
-constexpr std::array<std::array<QTile, 2>, kDotRows> const* kQTiles[] = {
+constexpr QTiles kKindTiles = qtiles_of_kind<kind>(std::make_integer_sequence<int, kDotRows>{});
+constexpr QTiles const* kQTiles[] = {
     &kKindTiles<Kind::symmetric4>, &kKindTiles<Kind::affine4>, &kKindTiles<Kind::symmetric5>,
     &kKindTiles<Kind::affine5>,    &kKindTiles<Kind::halves6>, &kKindTiles<Kind::symmetric8>,
 };
@@ -205,41 +263,50 @@ struct QMatmulSpan {
   const DotTiles& tiles;
   int64_t first_tile, end_tile;
 
-  // Strips first .. end - 1 of a range, for all row tiles.
-  void strips(const PanelRange& range, int64_t first, int64_t end) const {
-    const int64_t groups = args.inputs / kGroup, stride = panel_bytes(range.kind, args.inputs), header = header_bytes(range.kind, args.inputs);
-    QTileArgs tile;
-    tile.y_stride = args.y_stride;
-    tile.groups = groups;
+  // Strips first .. first + count - 1 of a range, count at most ``widest`` of the highest tile, for all row tiles.
+  void strips(const PanelRange& range, int64_t first, int count) const {
+    const KindInfo& info = kind_info(range.kind);
+    const QTiles& choices = *kQTiles[static_cast<int>(range.kind)];
+    const int64_t stride = panel_bytes(range.kind, args.inputs), header = header_bytes(range.kind, args.inputs);
+    QTileArgs all;
+    all.y_stride = args.y_stride;
+    all.groups = args.inputs / kGroup;
+    for (int s = 0; s < count; ++s) {
+      const uint8_t* panel = range.panels + (first + s) / kPanelStrips * stride;
+      const int64_t lane = (first + s) % kPanelStrips * kStrip;
+      all.header[s] = panel + 2 * lane;
+      all.codes[s] = panel + header + 4 * lane;
+    }
+    const int widest = dot_strips(tiles.rows(first_tile), info.bits);
+    const bool unpack = kUnpackTiles > 0 && end_tile - first_tile >= kUnpackTiles && count == widest && info.bits < 8;
+    if (unpack) {
+      const auto bytes = static_cast<size_t>(count * choices.unpacked_bytes(all.groups));
+      choices.unpack(&all, count, reinterpret_cast<uint8_t*>(scratch(Slot::task, bytes / sizeof(float))));
+    }
+    // Fetched meanwhile: what this thread most likely works on next.
+    const char* next = reinterpret_cast<const char*>(range.panels) + first * stride / kPanelStrips;
+    next += std::max(kAheadBytes, count * stride / kPanelStrips);
     for (int64_t t = first_tile; t < end_tile; ++t) {
-      const int rows = tiles.rows(t), widest = dot_strips(rows, kind_info(range.kind).bits);
-      const auto& choices = (*kQTiles[static_cast<int>(range.kind)])[static_cast<size_t>(rows - 1)];
-      tile.x = x + tiles.first(t) * groups;
-      for (int64_t strip = first; strip < end;) {
-        const int count = end - strip >= widest ? widest : 1;
-        for (int s = 0; s < count; ++s) {
-          const uint8_t* panel = range.panels + (strip + s) / kPanelStrips * stride;
-          const int64_t lane = (strip + s) % kPanelStrips * kStrip;
-          tile.header[s] = panel + 2 * lane;
-          tile.codes[s] = panel + header + 4 * lane;
-        }
-        tile.y = args.y + tiles.first(t) * args.y_stride + range.first + strip * kStrip;
-        tile.columns = range.outputs - strip * kStrip;
-        tile.ahead = t == first_tile ? reinterpret_cast<const char*>(range.panels) + strip * stride / kPanelStrips + kAheadBytes : nullptr;
-        choices[count > 1](tile);
-        strip += count;
-      }
+      const auto& functions = choices.heights[static_cast<size_t>(tiles.rows(t) - 1)];
+      QTileArgs tile = all;
+      tile.x = x + tiles.first(t) * all.groups;
+      tile.y = args.y + tiles.first(t) * args.y_stride + range.first + first * kStrip;
+      tile.columns = range.outputs - first * kStrip;
+      tile.ahead = t == first_tile ? next : nullptr;
+      (unpack ? functions.unpacked : count > 1 ? functions.wide : functions.single)(tile);
     }
   }
 
   // Panels first .. end - 1, counted over all ranges.
   void panels(int64_t first, int64_t end) const {
-    const int64_t chunk = std::max<int64_t>(1, dot_strips(tiles.rows(first_tile), 4) / kPanelStrips);
     for (int64_t i = 0, before = 0; i < args.count && before < end; before += args.ranges[i++].count()) {
-      const int64_t last = std::min(args.ranges[i].count(), end - before);
-      for (int64_t p = std::max<int64_t>(0, first - before); p < last; p += chunk) {
-        const int64_t valid = (args.ranges[i].outputs + kStrip - 1) / kStrip;
-        strips(args.ranges[i], p * kPanelStrips, std::min({(p + chunk) * kPanelStrips, last * kPanelStrips, valid}));
+      const PanelRange& range = args.ranges[i];
+      const int64_t valid = (range.outputs + kStrip - 1) / kStrip, last = std::min(valid, (end - before) * kPanelStrips);
+      const int widest = dot_strips(tiles.rows(first_tile), kind_info(range.kind).bits);
+      for (int64_t strip = std::max<int64_t>(0, first - before) * kPanelStrips; strip < last;) {
+        const int count = last - strip >= widest ? widest : 1;
+        strips(range, strip, count);
+        strip += count;
       }
     }
   }

@@ -10,12 +10,11 @@ namespace octavo {
 namespace {
 
 constexpr int kStrip = 8;
-constexpr int kDotRows = 4;
-constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
 
 struct Bytes {
   __m256i v;
   static Bytes load(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
+  void store(uint8_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 };
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
 inline Bytes low_nibbles(Bytes a) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(15))}; }
@@ -56,6 +55,8 @@ struct Floats {
   __m256 v;
   static Floats zero() { return {_mm256_setzero_ps()}; }
   static Floats set(float x) { return {_mm256_set1_ps(x)}; }
+  static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
+  void store(float* p) const { _mm256_storeu_ps(p, v); }
   static Floats load_half(const uint8_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
   void store_n(float* p, int64_t n) const {
     if (n >= kStrip) {

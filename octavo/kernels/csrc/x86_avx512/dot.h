@@ -10,24 +10,7 @@ namespace {
 
 constexpr int kDotRows = 6;
 constexpr int dot_strips(int rows, int bits) { return rows == 1 ? 4 : bits == 8 ? 1 : 2; }
-
-// Eight bits do not fit twice: each product takes one nibble of the code, and the two kinds of pairs meet when they are widened.
-template <>
-struct Dot<8> {
-  Ints low, high, from;
-
-  void start(int32_t value) {
-    low = high = Ints::set(0);
-    from = Ints::set(value);
-  }
-  void add(Bytes codes, Quad quad, int) {
-    low = add16(low, multiply_pairs(low_nibbles(codes), quad));
-    high = add16(high, multiply_pairs(high_nibbles(codes), quad));
-    keep_order(low);
-    keep_order(high);
-  }
-  Floats value() const { return to_floats(add32(from, add32(widen(low, 1), widen(high, 16)))); }
-};
+constexpr int64_t kUnpackTiles = 4;
 
 }  // namespace
 }  // namespace octavo

@@ -14,6 +14,7 @@ constexpr int kStrip = 16;
 struct Bytes {
   __m512i v;
   static Bytes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+  void store(uint8_t* p) const { _mm512_storeu_si512(p, v); }
 };
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
@@ -52,6 +53,8 @@ struct Floats {
   __m512 v;
   static Floats zero() { return {_mm512_setzero_ps()}; }
   static Floats set(float x) { return {_mm512_set1_ps(x)}; }
+  static Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  void store(float* p) const { _mm512_storeu_ps(p, v); }
   static Floats load_half(const uint8_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
   void store_n(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, Vec::first(n), v); }
 };

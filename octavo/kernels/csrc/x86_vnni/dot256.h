@@ -6,6 +6,10 @@
 namespace octavo {
 namespace {
 
+constexpr int kDotRows = 4;
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
+constexpr int64_t kUnpackTiles = 4;
+
 template <int>
 struct Dot {
   __m256i total;

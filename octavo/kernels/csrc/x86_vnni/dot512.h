@@ -7,7 +7,8 @@ namespace octavo {
 namespace {
 
 constexpr int kDotRows = 12;
-constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : rows <= 6 ? 2 : 1; }
+constexpr int64_t kUnpackTiles = 0;  // unpacking finds room between the products
+constexpr int dot_strips(int rows, int) { return rows <= 6 ? 2 : 1; }
 
 template <int>
 struct Dot {
