@@ -42,7 +42,7 @@ inline const Bytes& in_register(const Bytes& x) { return x; }
 
 struct Quad {
   const int8_t* x;
-  static Quad load(const int8_t* p) { return {p}; }
+  static Quad load(const void* p) { return {static_cast<const int8_t*>(p)}; }
 };
 
 struct Floats : Vec {
@@ -56,6 +56,7 @@ inline Floats fma(Floats a, Floats b, Floats c) { return {fma(static_cast<Vec>(a
 
 template <int Bits>
 struct Dot {
+  static constexpr bool kPairs = false;
   int32_t total[kStrip];
 
   void start(int32_t from) {

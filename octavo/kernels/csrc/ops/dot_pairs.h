@@ -10,6 +10,7 @@ namespace {
 // Sums of pairs stay in 16 bits while they fit: 2 * 15 * 127 eight times, 2 * 31 * 127 four times, 2 * 63 * 127 twice.
 template <int Bits>
 struct Dot {
+  static constexpr bool kPairs = false;
   static constexpr int kFit = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;
   Ints pairs, total;
 
@@ -26,23 +27,20 @@ struct Dot {
   Floats value() const { return to_floats(total); }
 };
 
-// Eight bits do not fit twice: each product takes one nibble of the code, 2 * 15 * 127 eight times, and the two meet when they are widened.
+// Two products of eight bits do not fit in 16: codes are widened here and activations came so. No sum can be too large for 32 bits.
 template <>
 struct Dot<8> {
-  Ints low, high, from;
+  static constexpr bool kPairs = true;
+  Ints total;
 
-  void start(int32_t value) {
-    low = high = Ints::set(0);
-    from = Ints::set(value);
+  static Bytes pair(Bytes codes, int part) { return part == 0 ? even_bytes(codes) : odd_bytes(codes); }
+
+  void start(int32_t from) { total = Ints::set(from); }
+  void add(Bytes codes, Quad pair, int) {
+    total = add32(total, multiply_wide(codes, pair));
+    keep_order(total);
   }
-  void add(Bytes codes, Quad quad, int n) {
-    const Ints first = multiply_pairs(low_nibbles(codes), quad), second = multiply_pairs(high_nibbles(codes), quad);
-    low = n == 0 ? first : add16(low, first);
-    high = n == 0 ? second : add16(high, second);
-    keep_order(low);
-    keep_order(high);
-  }
-  Floats value() const { return to_floats(add32(from, add32(widen(low, 1), widen(high, 16)))); }
+  Floats value() const { return to_floats(total); }
 };
 
 }  // namespace

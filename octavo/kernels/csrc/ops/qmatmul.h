@@ -24,6 +24,11 @@ struct alignas(64) QuantGroup {
 };
 static_assert(sizeof(QuantGroup) == 64, "one cache line");
 
+// The same activations in 16 bits for Dots that take pairs of them: of a quad first inputs 0 and 2, then 1 and 3.
+struct alignas(64) WideGroup {
+  int16_t q[kGroup];
+};
+
 constexpr int64_t kPanelStrips = kLanes / kStrip;
 constexpr int kMostStrips = 4;
 // Bytes of quantized rows that are worked on together, sized for the second-level cache.
@@ -31,7 +36,7 @@ constexpr int64_t kQuantBlockBytes = 256 << 10;
 // How far ahead panels are fetched into the second-level cache: the processor's own prefetcher stops at every page.
 constexpr int64_t kAheadBytes = 16 << 10;
 
-inline void quantize_group(const float* x, QuantGroup* to) {
+inline void quantize_group(const float* x, QuantGroup* to, WideGroup* wide) {
   const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
   const float largest = maximum(max(abs(low), abs(high)));
   const bool finite = sum((low - low) + (high - high)) == 0.0f;
@@ -49,11 +54,19 @@ inline void quantize_group(const float* x, QuantGroup* to) {
   to->low32 = -32 * static_cast<int32_t>(low_sum);
   to->high32 = -32 * static_cast<int32_t>(high_sum);
   to->unused = 0;
+  if (wide == nullptr) return;
+  for (int i = 0; i < kGroup; i += 4) {
+    wide->q[i] = to->q[i];
+    wide->q[i + 1] = to->q[i + 2];
+    wide->q[i + 2] = to->q[i + 1];
+    wide->q[i + 3] = to->q[i + 3];
+  }
 }
 
 // Where a tile reads its strips and writes its results; ``columns``: valid outputs from the first strip on.
 struct QTileArgs {
-  const QuantGroup* x;  // [groups][R]
+  const QuantGroup* x;    // [groups][R]
+  const WideGroup* wide;  // the same, if some Dot needs it
   const uint8_t* header[kMostStrips];
   const uint8_t* codes[kMostStrips];
   float* y;
@@ -87,6 +100,9 @@ inline int32_t center_term(Kind kind, const QuantGroup& x, bool upper) {
   }
 }
 
+template <Kind kind>
+using DotOf = Dot<kind_info(kind).bits>;
+
 // Where a tile finds the strips of a group: in panels, or unpacked for many tiles: 32-bit floats instead of binary16, a byte for every code.
 template <Kind kind>
 struct PackedStrips {
@@ -103,37 +119,43 @@ struct UnpackedStrips {
 
 // Sums of one group of S strips for R rows; for halves those of the first or of the second one. A load of activations serves all strips.
 template <template <Kind> class Strips, Kind kind, int R, int S>
-inline void qtile_sums(const QuantGroup* x, const uint8_t* const* group, bool upper_half, Dot<kind_info(kind).bits> (*dot)[R]) {
-  constexpr bool halves = kind == Kind::halves6;
+inline void qtile_sums(const QuantGroup* x, const WideGroup* wide, const uint8_t* const* group, bool upper_half,
+                       DotOf<kind> (*dot)[R]) {
+  constexpr bool halves = kind == Kind::halves6, pairs = DotOf<kind>::kPairs;
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) dot[s][r].start(center_term(kind, x[r], upper_half));
   }
   OCTAVO_UNROLL
-  for (int n = 0; n < (halves ? 4 : 8); ++n) {
-    const int i = halves ? n : n / 2;
-    const bool upper = halves ? upper_half : n % 2 == 1;
+  for (int n = 0; n < (halves ? 4 : pairs ? 16 : 8); ++n) {
+    const int i = halves ? n : pairs ? n / 2 % 4 : n / 2;
+    const bool upper = halves ? upper_half : pairs ? n >= 8 : n % 2 == 1;
+    const int quad = upper ? i + 4 : i;
     Bytes codes[S];
     OCTAVO_UNROLL
-    for (int s = 0; s < S; ++s) codes[s] = in_register(Strips<kind>::codes(group[s], i, upper));
+    for (int s = 0; s < S; ++s) {
+      codes[s] = Strips<kind>::codes(group[s], i, upper);
+      if constexpr (pairs) codes[s] = DotOf<kind>::pair(codes[s], n % 2);
+      codes[s] = in_register(codes[s]);
+    }
     OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Quad quad = Quad::load(x[r].q + 4 * (upper ? i + 4 : i));
+      const Quad four = pairs ? Quad::load(wide[r].q + 4 * quad + 2 * (n % 2)) : Quad::load(x[r].q + 4 * quad);
       OCTAVO_UNROLL
-      for (int s = 0; s < S; ++s) dot[s][r].add(codes[s], quad, n);
+      for (int s = 0; s < S; ++s) dot[s][r].add(codes[s], four, n);
     }
   }
 }
 
 template <template <Kind> class Strips, Kind kind, int R, int S>
-inline void qtile_group(const QuantGroup* x, const uint8_t* const* header, const uint8_t* const* group, Floats (*acc)[R]) {
+inline void qtile_group(const QuantGroup* x, const WideGroup* wide, const uint8_t* const* header, const uint8_t* const* group, Floats (*acc)[R]) {
   constexpr KindInfo info = kind_info(kind);
   constexpr bool halves = kind == Kind::halves6;
   OCTAVO_UNROLL
   for (int half = 0; half < (halves ? 2 : 1); ++half) {
-    Dot<info.bits> dot[S][R];
-    qtile_sums<Strips, kind, R, S>(x, group, half == 1, dot);
+    DotOf<kind> dot[S][R];
+    qtile_sums<Strips, kind, R, S>(x, wide, group, half == 1, dot);
     OCTAVO_UNROLL
     for (int s = 0; s < S; ++s) {
       const Floats scale = Strips<kind>::header(header[s], half);
@@ -171,7 +193,7 @@ void qtile(const QTileArgs& args) {
       header[s] = args.header[s] + g * Strips<kind>::kHeaderStep;
       codes[s] = args.codes[s] + g * Strips<kind>::kCodeStep;
     }
-    qtile_group<Strips, kind, R, S>(x, header, codes, acc);
+    qtile_group<Strips, kind, R, S>(x, args.wide + (DotOf<kind>::kPairs ? g * R : 0), header, codes, acc);
   }
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
@@ -218,14 +240,28 @@ struct QTiles {
   int64_t (*unpacked_bytes)(int64_t groups);
 };
 
-// The least height of kUnpackTiles tiles or more. Eight bits are a byte for every code already.
+// The least height of kUnpackTiles tiles or more.
 constexpr int kUnpackRows = kUnpackTiles == 0 ? kDotRows + 1 : ((kUnpackTiles - 1) * kDotRows + 1) / kUnpackTiles;
+
+// Eight bits are a byte for every code already.
+constexpr bool worth_unpacking(Kind kind) { return kUnpackTiles > 0 && kind_info(kind).bits < 8; }
+
+// Tiles of one call differ in height by one row; strips that are too many for the higher ones are too many for all.
+constexpr bool strips_suit_all() {
+  for (int rows = 2; rows <= kDotRows; ++rows) {
+    for (const int bits : {4, 5, 6, 8}) {
+      if (dot_strips(rows, bits) > 1 && rows > 2 && dot_strips(rows - 1, bits) != dot_strips(rows, bits)) return false;
+    }
+  }
+  return true;
+}
+static_assert(strips_suit_all() && kDotRows > 2, "a tile of 2 rows or more takes as many strips as the next higher one, or that takes one");
 
 template <Kind kind, int R>
 constexpr QTiles::Height qtiles_of_height() {
   constexpr int S = dot_strips(R, kind_info(kind).bits);
   QTiles::Height height{&qtile<PackedStrips, kind, R, 1>, &qtile<PackedStrips, kind, R, S>, nullptr};
-  if constexpr (kind_info(kind).bits < 8 && R >= kUnpackRows) height.unpacked = &qtile<UnpackedStrips, kind, R, S>;
+  if constexpr (worth_unpacking(kind) && R >= kUnpackRows) height.unpacked = &qtile<UnpackedStrips, kind, R, S>;
   return height;
 }
 template <Kind kind, int... R>
@@ -247,12 +283,15 @@ struct DotTiles {
   int rows(int64_t i) const { return static_cast<int>(first(i + 1) - first(i)); }
 };
 
-inline void quantize_tile(const QMatmulArgs& args, const DotTiles& tiles, int64_t tile, QuantGroup* to) {
+inline void quantize_tile(const QMatmulArgs& args, const DotTiles& tiles, int64_t tile, QuantGroup* to, WideGroup* wide) {
   const int64_t groups = args.inputs / kGroup, first = tiles.first(tile);
   const int rows = tiles.rows(tile);
   for (int r = 0; r < rows; ++r) {
     const float* x = args.x + (first + r) * args.x_stride;
-    for (int64_t g = 0; g < groups; ++g) quantize_group(x + g * kGroup, to + first * groups + g * rows + r);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = first * groups + g * rows + r;
+      quantize_group(x + g * kGroup, to + at, wide == nullptr ? nullptr : wide + at);
+    }
   }
 }
 
@@ -260,12 +299,12 @@ inline void quantize_tile(const QMatmulArgs& args, const DotTiles& tiles, int64_
 struct QMatmulSpan {
   const QMatmulArgs& args;
   const QuantGroup* x;
+  const WideGroup* wide;
   const DotTiles& tiles;
   int64_t first_tile, end_tile;
 
   // Strips first .. first + count - 1 of a range, count at most ``widest`` of the highest tile, for all row tiles.
   void strips(const PanelRange& range, int64_t first, int count) const {
-    const KindInfo& info = kind_info(range.kind);
     const QTiles& choices = *kQTiles[static_cast<int>(range.kind)];
     const int64_t stride = panel_bytes(range.kind, args.inputs), header = header_bytes(range.kind, args.inputs);
     QTileArgs all;
@@ -277,8 +316,8 @@ struct QMatmulSpan {
       all.header[s] = panel + 2 * lane;
       all.codes[s] = panel + header + 4 * lane;
     }
-    const int widest = dot_strips(tiles.rows(first_tile), info.bits);
-    const bool unpack = kUnpackTiles > 0 && end_tile - first_tile >= kUnpackTiles && count == widest && info.bits < 8;
+    const int widest = dot_strips(tiles.rows(first_tile), kind_info(range.kind).bits);
+    const bool unpack = worth_unpacking(range.kind) && end_tile - first_tile >= kUnpackTiles && count == widest;
     if (unpack) {
       const auto bytes = static_cast<size_t>(count * choices.unpacked_bytes(all.groups));
       choices.unpack(&all, count, reinterpret_cast<uint8_t*>(scratch(Slot::task, bytes / sizeof(float))));
@@ -290,6 +329,7 @@ struct QMatmulSpan {
       const auto& functions = choices.heights[static_cast<size_t>(tiles.rows(t) - 1)];
       QTileArgs tile = all;
       tile.x = x + tiles.first(t) * all.groups;
+      tile.wide = wide == nullptr ? nullptr : wide + tiles.first(t) * all.groups;
       tile.y = args.y + tiles.first(t) * args.y_stride + range.first + first * kStrip;
       tile.columns = range.outputs - first * kStrip;
       tile.ahead = t == first_tile ? next : nullptr;
@@ -314,12 +354,17 @@ struct QMatmulSpan {
 
 inline void qmatmul(const QMatmulArgs& args) {
   int64_t panels = 0;
-  for (int64_t i = 0; i < args.count; ++i) panels += args.ranges[i].count();
+  bool pairs = false;
+  for (int64_t i = 0; i < args.count; ++i) {
+    panels += args.ranges[i].count();
+    pairs = pairs || (kind_info(args.ranges[i].kind).bits == 8 && Dot<8>::kPairs);
+  }
   if (args.tokens == 0 || panels == 0) return;
   const DotTiles tiles(args.tokens);
-  const int64_t groups = args.inputs / kGroup, row_bytes = groups * int64_t{sizeof(QuantGroup)};
+  const int64_t groups = args.inputs / kGroup, row_bytes = groups * static_cast<int64_t>(sizeof(QuantGroup) + (pairs ? sizeof(WideGroup) : 0));
   auto* x = reinterpret_cast<QuantGroup*>(scratch(Slot::shared, static_cast<size_t>(args.tokens * row_bytes) / sizeof(float)));
-  const auto quantize = [&](int64_t t) { quantize_tile(args, tiles, t, x); };
+  auto* wide = pairs ? reinterpret_cast<WideGroup*>(x + args.tokens * groups) : nullptr;
+  const auto quantize = [&](int64_t t) { quantize_tile(args, tiles, t, x, wide); };
   if (args.tokens * args.inputs < 16384) {
     for (int64_t t = 0; t < tiles.count; ++t) quantize(t);
   } else {
@@ -333,7 +378,7 @@ inline void qmatmul(const QMatmulArgs& args) {
   parallel_for(spans * row_blocks, [&](int64_t task) {
     const int64_t span = task / row_blocks, rows = task % row_blocks;
     const int64_t first_tile = rows * block_tiles, end_tile = std::min(first_tile + block_tiles, tiles.count);
-    QMatmulSpan{args, x, tiles, first_tile, end_tile}.panels(span * panels / spans, (span + 1) * panels / spans);
+    QMatmulSpan{args, x, wide, tiles, first_tile, end_tile}.panels(span * panels / spans, (span + 1) * panels / spans);
   });
 }
 

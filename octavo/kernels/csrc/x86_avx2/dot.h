@@ -10,7 +10,7 @@ namespace octavo {
 namespace {
 
 constexpr int kDotRows = 4;
-constexpr int dot_strips(int rows, int bits) { return bits == 8 ? 1 : rows == 1 ? 4 : 2; }
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
 constexpr int64_t kUnpackTiles = 4;
 
 }  // namespace

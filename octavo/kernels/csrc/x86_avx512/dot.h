@@ -9,7 +9,7 @@ namespace octavo {
 namespace {
 
 constexpr int kDotRows = 6;
-constexpr int dot_strips(int rows, int bits) { return rows == 1 ? 4 : bits == 8 ? 1 : 2; }
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
 constexpr int64_t kUnpackTiles = 4;
 
 }  // namespace

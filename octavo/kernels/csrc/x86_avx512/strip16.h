@@ -19,6 +19,8 @@ struct Bytes {
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline Bytes high_nibbles(Bytes a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+inline Bytes even_bytes(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi16(0xff))}; }
+inline Bytes odd_bytes(Bytes a) { return {_mm512_srli_epi16(a.v, 8)}; }
 inline Bytes shifted_left(Bytes a, int count, int mask) {
   return {_mm512_and_si512(_mm512_slli_epi16(a.v, static_cast<unsigned>(count)), _mm512_set1_epi8(static_cast<char>(mask)))};
 }
@@ -32,7 +34,7 @@ inline Bytes in_register(Bytes a) {
 
 struct Quad {
   __m512i v;
-  static Quad load(const int8_t* p) {
+  static Quad load(const void* p) {
     int32_t four;
     std::memcpy(&four, p, sizeof four);
     return {_mm512_set1_epi32(four)};
@@ -46,6 +48,7 @@ struct Ints {
 inline Ints add16(Ints a, Ints b) { return {_mm512_add_epi16(a.v, b.v)}; }
 inline Ints add32(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Ints multiply_pairs(Bytes codes, Quad x) { return {_mm512_maddubs_epi16(codes.v, x.v)}; }
+inline Ints multiply_wide(Bytes codes, Quad x) { return {_mm512_madd_epi16(codes.v, x.v)}; }
 inline void keep_order(Ints& a) { asm("" : "+v"(a.v)); }
 inline Ints widen(Ints pairs, int16_t factor) { return {_mm512_madd_epi16(pairs.v, _mm512_set1_epi16(factor))}; }
 

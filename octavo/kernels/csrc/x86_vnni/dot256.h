@@ -12,6 +12,7 @@ constexpr int64_t kUnpackTiles = 4;
 
 template <int>
 struct Dot {
+  static constexpr bool kPairs = false;
   __m256i total;
   void start(int32_t from) { total = _mm256_set1_epi32(from); }
   void add(Bytes codes, Quad quad, int) { total = _mm256_dpbusd_avx_epi32(total, codes.v, quad.v); }

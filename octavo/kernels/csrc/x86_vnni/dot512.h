@@ -12,6 +12,7 @@ constexpr int dot_strips(int rows, int) { return rows <= 6 ? 2 : 1; }
 
 template <int>
 struct Dot {
+  static constexpr bool kPairs = false;
   __m512i total;
   void start(int32_t from) { total = _mm512_set1_epi32(from); }
   void add(Bytes codes, Quad quad, int) { total = _mm512_dpbusd_epi32(total, codes.v, quad.v); }
