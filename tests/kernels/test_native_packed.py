@@ -23,7 +23,7 @@ HALVES = {"q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0],
 AFFINE = {"q4_1", "q5_1", "q4_k", "q5_k"}
 EXACT = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}  # their scales are binary16 already
 BITS_A_WEIGHT = {"q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "q4_k": 5, "q5_k": 6, "q6_k": 7}
-ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 19, 25, 37, 64, 70)  # around tiles, and around four of them (see kUnpackTiles)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 19, 25, 37, 64, 70)  # around tiles, and around as many as unpack their strips
 FUSED = [isa for isa in ISAS if isa != "generic"]
 
 

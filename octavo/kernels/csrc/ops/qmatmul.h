@@ -38,21 +38,21 @@ constexpr int64_t kAheadBytes = 16 << 10;
 
 inline void quantize_group(const float* x, QuantGroup* to, WideGroup* wide) {
   const Vec low = Vec::load(x), high = Vec::load(x + kLanes);
-  const float largest = maximum(max(abs(low), abs(high)));
-  const bool finite = sum((low - low) + (high - high)) == 0.0f;
-  const bool zero = !finite || !(largest >= 1e-30f);
+  // x - x is zero exactly for finite x, and a NaN is less than nothing.
+  const Vec odd = (low - low) + (high - high), one = Vec::set(1.0f), infinity = Vec::set(__builtin_inff());
+  const float largest = maximum(select_less(odd, one, max(abs(low), abs(high)), infinity));
+  const bool finite = largest < __builtin_inff(), zero = !finite || largest < 1e-30f;
   const Vec inverse = Vec::set(zero ? 0.0f : 127.0f / largest);
-  const Vec first = zero ? Vec::zero() : round(low * inverse), second = zero ? Vec::zero() : round(high * inverse);
-  store_bytes(to->q, first, second);
-  const float low_sum = sum(first), high_sum = sum(second), total = low_sum + high_sum;  // exact
+  int32_t low_sum, high_sum;
+  store_bytes(to->q, zero ? Vec::zero() : low * inverse, zero ? Vec::zero() : high * inverse, &low_sum, &high_sum);
+  const int32_t total = low_sum + high_sum;
   to->scale = finite ? (zero ? 0.0f : largest / 127.0f) : __builtin_nanf("");
-  to->scaled_sum = to->scale * total;
-  const int32_t count = static_cast<int32_t>(total);
-  to->minus8 = -8 * count;
-  to->minus16 = -16 * count;
-  to->minus128 = -128 * count;
-  to->low32 = -32 * static_cast<int32_t>(low_sum);
-  to->high32 = -32 * static_cast<int32_t>(high_sum);
+  to->scaled_sum = to->scale * static_cast<float>(total);
+  to->minus8 = -8 * total;
+  to->minus16 = -16 * total;
+  to->minus128 = -128 * total;
+  to->low32 = -32 * low_sum;
+  to->high32 = -32 * high_sum;
   to->unused = 0;
   if (wide == nullptr) return;
   for (int i = 0; i < kGroup; i += 4) {
@@ -71,6 +71,7 @@ struct QTileArgs {
   const uint8_t* codes[kMostStrips];
   float* y;
   int64_t y_stride, groups, columns;
+  bool add;           // y holds the sums of the groups before
   const char* ahead;  // what to fetch meanwhile, as many bytes as the strips have, or null
 };
 
@@ -176,7 +177,9 @@ void qtile(const QTileArgs& args) {
   OCTAVO_UNROLL
   for (int s = 0; s < S; ++s) {
     OCTAVO_UNROLL
-    for (int r = 0; r < R; ++r) acc[s][r] = Floats::zero();
+    for (int r = 0; r < R; ++r) {
+      acc[s][r] = args.add ? Floats::load_n(args.y + r * args.y_stride + s * kStrip, args.columns - s * kStrip) : Floats::zero();
+    }
   }
   constexpr int lines = static_cast<int>((S * (PackedStrips<kind>::kCodeStep + PackedStrips<kind>::kHeaderStep) / kPanelStrips + 63) / 64);
   const QuantGroup* x = args.x;
@@ -202,29 +205,24 @@ void qtile(const QTileArgs& args) {
   }
 }
 
-// Bytes of an unpacked strip; its headers come first.
+// Replaces the first ``count`` strips of ``args`` by copies of theirs, unpacked, from group ``first`` on.
 template <Kind kind>
-constexpr int64_t unpacked_bytes(int64_t groups) {
-  return groups * (UnpackedStrips<kind>::kHeaderStep + UnpackedStrips<kind>::kCodeStep);
-}
-
-// Replaces the first ``count`` strips of ``args`` by unpacked ones in ``to``.
-template <Kind kind>
-void unpack_strips(QTileArgs* args, int count, uint8_t* to) {
+void unpack_strips(QTileArgs* args, int64_t first, int count) {
   using From = PackedStrips<kind>;
   using To = UnpackedStrips<kind>;
-  for (int s = 0; s < count; ++s, to += unpacked_bytes<kind>(args->groups)) {
-    uint8_t *header = to, *codes = to + args->groups * To::kHeaderStep;
+  const int64_t headers = args->groups * To::kHeaderStep, codes = args->groups * To::kCodeStep;
+  auto* to = reinterpret_cast<uint8_t*>(scratch(Slot::task, static_cast<size_t>(count * (headers + codes)) / sizeof(float)));
+  for (int s = 0; s < count; ++s, to += headers + codes) {
     for (int64_t g = 0; g < args->groups; ++g) {
-      const uint8_t *from_header = args->header[s] + g * From::kHeaderStep, *from = args->codes[s] + g * From::kCodeStep;
+      const uint8_t *from_header = args->header[s] + (first + g) * From::kHeaderStep, *from = args->codes[s] + (first + g) * From::kCodeStep;
       for (int h = 0; h < kind_info(kind).header; ++h) {
-        From::header(from_header, h).store(reinterpret_cast<float*>(header + g * To::kHeaderStep) + h * kStrip);
+        From::header(from_header, h).store(reinterpret_cast<float*>(to + g * To::kHeaderStep) + h * kStrip);
       }
       OCTAVO_UNROLL
-      for (int i = 0; i < 8; ++i) From::codes(from, i % 4, i >= 4).store(codes + g * To::kCodeStep + 4 * kStrip * i);
+      for (int i = 0; i < 8; ++i) From::codes(from, i % 4, i >= 4).store(to + headers + g * To::kCodeStep + 4 * kStrip * i);
     }
-    args->header[s] = header;
-    args->codes[s] = codes;
+    args->header[s] = to;
+    args->codes[s] = to + headers;
   }
 }
 
@@ -236,15 +234,17 @@ struct QTiles {
     QTile single, wide, unpacked;  // for one strip, for dot_strips(rows, bits) of them, for as many unpacked ones
   };
   std::array<Height, kDotRows> heights;
-  void (*unpack)(QTileArgs*, int, uint8_t*);
-  int64_t (*unpacked_bytes)(int64_t groups);
+  void (*unpack)(QTileArgs*, int64_t, int);
 };
 
-// The least height of kUnpackTiles tiles or more.
-constexpr int kUnpackRows = kUnpackTiles == 0 ? kDotRows + 1 : ((kUnpackTiles - 1) * kDotRows + 1) / kUnpackTiles;
+constexpr int64_t kUnpackGroups = 24;
 
-// Eight bits are a byte for every code already.
-constexpr bool worth_unpacking(Kind kind) { return kUnpackTiles > 0 && kind_info(kind).bits < 8; }
+// Whether strips are unpacked for tiles of R rows: the least height of unpack_tiles(bits) tiles or more.
+template <Kind kind, int R>
+constexpr bool height_unpacks() {
+  constexpr int64_t tiles = unpack_tiles(kind_info(kind).bits);
+  return tiles > 0 && R * tiles >= (tiles - 1) * kDotRows + 1 - tiles;
+}
 
 // Tiles of one call differ in height by one row; strips that are too many for the higher ones are too many for all.
 constexpr bool strips_suit_all() {
@@ -261,12 +261,12 @@ template <Kind kind, int R>
 constexpr QTiles::Height qtiles_of_height() {
   constexpr int S = dot_strips(R, kind_info(kind).bits);
   QTiles::Height height{&qtile<PackedStrips, kind, R, 1>, &qtile<PackedStrips, kind, R, S>, nullptr};
-  if constexpr (worth_unpacking(kind) && R >= kUnpackRows) height.unpacked = &qtile<UnpackedStrips, kind, R, S>;
+  if constexpr (height_unpacks<kind, R>()) height.unpacked = &qtile<UnpackedStrips, kind, R, S>;
   return height;
 }
 template <Kind kind, int... R>
 constexpr QTiles qtiles_of_kind(std::integer_sequence<int, R...>) {
-  return {{qtiles_of_height<kind, R + 1>()...}, &unpack_strips<kind>, &unpacked_bytes<kind>};
+  return {{qtiles_of_height<kind, R + 1>()...}, &unpack_strips<kind>};
 }
 template <Kind kind>
 constexpr QTiles kKindTiles = qtiles_of_kind<kind>(std::make_integer_sequence<int, kDotRows>{});
@@ -286,11 +286,10 @@ struct DotTiles {
 inline void quantize_tile(const QMatmulArgs& args, const DotTiles& tiles, int64_t tile, QuantGroup* to, WideGroup* wide) {
   const int64_t groups = args.inputs / kGroup, first = tiles.first(tile);
   const int rows = tiles.rows(tile);
-  for (int r = 0; r < rows; ++r) {
-    const float* x = args.x + (first + r) * args.x_stride;
-    for (int64_t g = 0; g < groups; ++g) {
+  for (int64_t g = 0; g < groups; ++g) {
+    for (int r = 0; r < rows; ++r) {
       const int64_t at = first * groups + g * rows + r;
-      quantize_group(x + g * kGroup, to + at, wide == nullptr ? nullptr : wide + at);
+      quantize_group(args.x + (first + r) * args.x_stride + g * kGroup, to + at, wide == nullptr ? nullptr : wide + at);
     }
   }
 }
@@ -316,24 +315,32 @@ struct QMatmulSpan {
       all.header[s] = panel + 2 * lane;
       all.codes[s] = panel + header + 4 * lane;
     }
-    const int widest = dot_strips(tiles.rows(first_tile), kind_info(range.kind).bits);
-    const bool unpack = worth_unpacking(range.kind) && end_tile - first_tile >= kUnpackTiles && count == widest;
-    if (unpack) {
-      const auto bytes = static_cast<size_t>(count * choices.unpacked_bytes(all.groups));
-      choices.unpack(&all, count, reinterpret_cast<uint8_t*>(scratch(Slot::task, bytes / sizeof(float))));
-    }
+    const int bits = kind_info(range.kind).bits;
+    const int64_t enough = unpack_tiles(bits);
+    const bool unpack = enough > 0 && end_tile - first_tile >= enough && count == dot_strips(tiles.rows(first_tile), bits);
     // Fetched meanwhile: what this thread most likely works on next.
     const char* next = reinterpret_cast<const char*>(range.panels) + first * stride / kPanelStrips;
     next += std::max(kAheadBytes, count * stride / kPanelStrips);
-    for (int64_t t = first_tile; t < end_tile; ++t) {
-      const auto& functions = choices.heights[static_cast<size_t>(tiles.rows(t) - 1)];
-      QTileArgs tile = all;
-      tile.x = x + tiles.first(t) * all.groups;
-      tile.wide = wide == nullptr ? nullptr : wide + tiles.first(t) * all.groups;
-      tile.y = args.y + tiles.first(t) * args.y_stride + range.first + first * kStrip;
-      tile.columns = range.outputs - first * kStrip;
-      tile.ahead = t == first_tile ? next : nullptr;
-      (unpack ? functions.unpacked : count > 1 ? functions.wide : functions.single)(tile);
+    // What is unpacked stays in the first-level cache with a tile's activations.
+    const int64_t blocks = unpack ? (all.groups + kUnpackGroups - 1) / kUnpackGroups : 1;
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t before = all.groups * block / blocks;
+      QTileArgs part = all;
+      part.groups = all.groups * (block + 1) / blocks - before;
+      part.add = block > 0;
+      if (unpack) choices.unpack(&part, before, count);
+      for (int64_t t = first_tile; t < end_tile; ++t) {
+        const int rows = tiles.rows(t);
+        const auto& functions = choices.heights[static_cast<size_t>(rows - 1)];
+        QTileArgs tile = part;
+        const int64_t at = tiles.first(t) * all.groups + before * rows;
+        tile.x = x + at;
+        tile.wide = wide == nullptr ? nullptr : wide + at;
+        tile.y = args.y + tiles.first(t) * args.y_stride + range.first + first * kStrip;
+        tile.columns = range.outputs - first * kStrip;
+        tile.ahead = t == first_tile ? next + before * (stride / all.groups) * count / kPanelStrips : nullptr;
+        (unpack ? functions.unpacked : count > 1 ? functions.wide : functions.single)(tile);
+      }
     }
   }
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "bytes.h"
+
 namespace octavo {
 namespace {
 
@@ -61,6 +63,7 @@ struct Floats {
   static Floats load(const float* p) { return {_mm256_loadu_ps(p)}; }
   void store(float* p) const { _mm256_storeu_ps(p, v); }
   static Floats load_half(const uint8_t* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+  static Floats load_n(const float* p, int64_t n) { return {n >= kStrip ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first_lanes(n))}; }
   void store_n(float* p, int64_t n) const {
     if (n >= kStrip) {
       _mm256_storeu_ps(p, v);
@@ -73,12 +76,12 @@ inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 
-// low, then high, as int8; integers in [-127, 127].
-inline void store_bytes(int8_t* to, Vec low, Vec high) {
+// low, then high, rounded to int8 (ties to even; magnitudes up to 127), and the sums of both.
+inline void store_bytes(int8_t* to, Vec low, Vec high, int32_t* low_sum, int32_t* high_sum) {
   const __m256i first = _mm256_packs_epi32(_mm256_cvtps_epi32(low.a), _mm256_cvtps_epi32(low.b));
   const __m256i second = _mm256_packs_epi32(_mm256_cvtps_epi32(high.a), _mm256_cvtps_epi32(high.b));
   const __m256i bytes = _mm256_packs_epi16(first, second);  // 128-bit lanes interleave: restore the order of fours
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  store_with_sums(to, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)), low_sum, high_sum);
 }
 
 }  // namespace

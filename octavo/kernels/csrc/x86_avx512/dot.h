@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kDotRows = 6;
 constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
-constexpr int64_t kUnpackTiles = 4;
+constexpr int64_t unpack_tiles(int bits) { return bits == 8 ? 0 : bits == 4 ? 12 : 4; }
 
 }  // namespace
 }  // namespace octavo

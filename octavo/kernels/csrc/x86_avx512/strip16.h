@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../x86_avx2/bytes.h"
+
 namespace octavo {
 namespace {
 
@@ -59,16 +61,17 @@ struct Floats {
   static Floats load(const float* p) { return {_mm512_loadu_ps(p)}; }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   static Floats load_half(const uint8_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))}; }
+  static Floats load_n(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(Vec::first(n), p)}; }
   void store_n(float* p, int64_t n) const { _mm512_mask_storeu_ps(p, Vec::first(n), v); }
 };
 inline Floats to_floats(Ints x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline Floats operator*(Floats a, Floats b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline Floats fma(Floats a, Floats b, Floats c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
-// low, then high, as int8; integers in [-127, 127].
-inline void store_bytes(int8_t* to, Vec low, Vec high) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(low.v)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(high.v)));
+// low, then high, rounded to int8 (ties to even; magnitudes up to 127), and the sums of both.
+inline void store_bytes(int8_t* to, Vec low, Vec high, int32_t* low_sum, int32_t* high_sum) {
+  const __m128i first = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(low.v)), second = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(high.v));
+  store_with_sums(to, _mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1), low_sum, high_sum);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace octavo {
 namespace {
 
 constexpr int kDotRows = 12;
-constexpr int64_t kUnpackTiles = 0;  // unpacking finds room between the products
+constexpr int64_t unpack_tiles(int) { return 0; }  // unpacking finds room between the products
 constexpr int dot_strips(int rows, int) { return rows <= 6 ? 2 : 1; }
 
 template <int>
