@@ -20,6 +20,7 @@ class EngineConfig:
     kv_cache_memory_bytes: size of the KV cache.   max_num_seqs: rows of a step.   max_num_batched_tokens: tokens of a step.
     weights: "auto" computes with quantized weights as they are stored (activations become int8, groups of 32) where the backend can;
     "dense" widens them to float32 first, the exact values of their formulas.
+    enforce_eager: run the model's Python code in every step; without it, decode steps are captured once and replayed in one call.
     scheduler, kv_cache: a registered name or "module:Class".   threads: compute threads, 0 is every core this process may use.
     """
 
@@ -37,6 +38,7 @@ class EngineConfig:
     kv_cache: str = "paged"
     weights: str = AUTO
     threads: int = 0
+    enforce_eager: bool = False
     seed: int = 0
     chat_template: str | None = None  # text of a template that replaces the model's own
 

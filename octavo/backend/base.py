@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import torch
@@ -23,11 +23,13 @@ class RawWeight:
     """A matrix [N, K] as stored in a file. ``data``: uint8 [N, bytes per row], possibly memory-mapped and read-only.
 
     ``format``: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k".
+    ``columns`` int32 [K]: column j of ``data`` belongs to input ``columns[j]``; None where they are in order.
     """
 
     format: str
     shape: tuple[int, int]
     data: np.ndarray
+    columns: np.ndarray | None = None
 
 
 class PackedWeight(Protocol):
@@ -36,8 +38,8 @@ class PackedWeight(Protocol):
     shape: tuple[int, int]
     nbytes: int
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x [T, K] -> x @ W.T [T, N]. The order of summation of an output depends on K alone."""
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] -> x @ W.T [T, N], plus ``bias`` [N] last. The order of summation of an output depends on K alone."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -166,6 +168,11 @@ class Backend(Protocol):
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         """Write k, v [T, G, D] into the cache, then causal attention of q [T, H, D] over it: [T, H, D]."""
+        ...
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        """Run ``function`` once and return what repeats its work over the same memory: same inputs, cache and result tensor, with whatever numbers
+        they hold by then. No two results of this backend may run at once. None if the function cannot be repeated so (or this backend never does)."""
         ...
 
     def sample(self, logits: Tensor, batch: SampleBatch) -> np.ndarray:

@@ -104,7 +104,7 @@ class ReferenceBackend:
         for part in parts:
             for first in range(0, part.shape[0], DEQUANT_ROWS):
                 piece = dequantize(part.format, part.data[first : min(first + DEQUANT_ROWS, part.shape[0])], k)
-                target[at : at + len(piece)] = piece
+                target[at : at + len(piece), slice(None) if part.columns is None else part.columns] = piece
                 at += len(piece)
         return weight
 
@@ -135,6 +135,9 @@ class ReferenceBackend:
             gate, up = x[piece].double().chunk(2, dim=-1)
             out[piece] = _ACTIVATIONS[kind](gate) * up
         return out
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        return None  # torch's operations cannot be repeated without Python
 
     def plan_attention(self, batch: AttentionBatch) -> AttentionPlan:
         counts = np.diff(batch.offsets)

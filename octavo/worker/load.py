@@ -170,5 +170,6 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, 
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_model_len=plan.max_model_len,
+        enforce_eager=config.enforce_eager,
     )
     return runner, plan

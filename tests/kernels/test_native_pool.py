@@ -119,7 +119,7 @@ def test_a_failing_task_raises_and_the_pool_goes_on() -> None:
     addresses = [a.ctypes.data for a in arrays]
     weight = torch.zeros(16, 16)
     with pytest.raises(MemoryError):
-        native.matmul(X.data_ptr(), weight.data_ptr(), X.data_ptr(), 0, 0, 1 << 52, 16, 16)
+        native.matmul(X.data_ptr(), weight.data_ptr(), X.data_ptr(), 0, 0, 1 << 52, 16, 16, 0)
     with pytest.raises(ValueError, match="vocabulary"):
         native.sample(X.data_ptr(), 0, 8, 1 << 40, *addresses)
     soft = _limit_address_space(X)

@@ -28,8 +28,8 @@ app.add_typer(bench)
 
 SERVER, MEMORY, SCHEDULING, MACHINE = "Server", "Model and memory", "Scheduling", "Machine"
 
-Model = Annotated[str, typer.Argument(help="Catalog name, folder or .gguf file.", metavar="[MODEL]")]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder or .gguf file.")]
+Model = Annotated[str, typer.Argument(help="Catalog name, folder, .gguf file or hub id (ORG/NAME).", metavar="[MODEL]")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder, .gguf file or hub id (ORG/NAME).")]
 Url = Annotated[str | None, typer.Option(help="Talk to a running server instead, e.g. http://127.0.0.1:8000.")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="OCTAVO_API_KEY", help="Key of that server.", show_envvar=True)]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy; default: the model's own, else 1.")]
@@ -90,6 +90,7 @@ def serve(
     threads: Threads = 0,
     backend: Backend = "auto",
     weights: Weights = "auto",
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Never replay captured decode steps.", rich_help_panel=MACHINE)] = False,
     seed: Annotated[int | None, typer.Option(help="Start of the seeds of requests without one; default: random.", rich_help_panel=SERVER)] = None,
     metrics_prefix: Annotated[str, typer.Option(help="Prefix of metric names; vllm serves existing dashboards.", rich_help_panel=SERVER)] = "octavo",
     root_path: Annotated[str, typer.Option(help="Path under which a proxy shows this server.", rich_help_panel=SERVER)] = "",
@@ -109,7 +110,7 @@ def serve(
         "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "block_size": block_size,
         "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
-        "backend": backend, "weights": weights, "chat_template": _template(chat_template),
+        "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
     })  # fmt: skip
     run_server(
         config,
@@ -181,10 +182,10 @@ def complete(
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Catalog name.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a file that is already there.")] = False,
+    name: Annotated[str, typer.Argument(help="Catalog name, or hub id: ORG/NAME, with :Q4_K_M for one of its .gguf files and @REVISION.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a catalog file that is already there.")] = False,
 ) -> None:
-    """Download a model of the catalog into the cache."""
+    """Download a model of the catalog or the Hugging Face hub into the cache; a hub model that is there is brought up to date."""
     from octavo.frontends.cli.models import run_pull
 
     run_pull(name, verify=verify)
@@ -199,11 +200,19 @@ def list_models() -> None:
 
 
 @app.command()
-def rm(name: Annotated[str, typer.Argument(help="Catalog name.")]) -> None:
+def rm(name: Annotated[str, typer.Argument(help="Catalog name or hub id.")]) -> None:
     """Delete a model from the cache."""
     from octavo.frontends.cli.models import run_remove
 
     run_remove(name)
+
+
+@app.command()
+def show(model: Model = DEFAULT_MODEL) -> None:
+    """Tell what a model is: architecture, size, formats, context, defaults. Reads headers alone."""
+    from octavo.frontends.cli.models import run_show
+
+    run_show(model)
 
 
 @app.command()

@@ -7,18 +7,18 @@
 namespace octavo {
 namespace {
 
-inline uint16_t narrow(float x, CacheType type) {
-  if (type == CacheType::f16) return float_to_half(x);
+inline uint16_t narrow(float x, Element type) {
+  if (type == Element::f16) return float_to_half(x);
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);  // NaN stays NaN
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-inline void widen(const uint16_t* from, int64_t count, CacheType type, float* to) {
+inline void widen(const uint16_t* from, int64_t count, Element type, float* to) {
   const auto load = [&](const uint16_t* p) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(p);
-    return type == CacheType::f16 ? load_half(bytes) : load_bfloat(bytes);
+    return type == Element::f16 ? load_half(bytes) : load_bfloat(bytes);
   };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) load(from + i).store(to + i);
@@ -34,7 +34,7 @@ struct CacheView {
   const int32_t* table;
   int64_t group;
 
-  bool wide() const { return args.cache_type == CacheType::f32; }
+  bool wide() const { return args.cache_type == Element::f32; }
   int64_t block_at(int64_t position) const {  // elements before the block that holds a position
     return (table[position / args.block_size] * args.kv_heads + group) * args.block_size * args.head_dim;
   }
