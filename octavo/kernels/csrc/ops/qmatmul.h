@@ -237,6 +237,7 @@ struct QTiles {
   void (*unpack)(QTileArgs*, int64_t, int);
 };
 
+// Groups that are unpacked at a time: two strips of them and a tile's activations fit in 32 KiB.
 constexpr int64_t kUnpackGroups = 24;
 
 // Whether strips are unpacked for tiles of R rows: the least height of unpack_tiles(bits) tiles or more.
@@ -246,7 +247,7 @@ constexpr bool height_unpacks() {
   return tiles > 0 && R * tiles >= (tiles - 1) * kDotRows + 1 - tiles;
 }
 
-// Tiles of one call differ in height by one row; strips that are too many for the higher ones are too many for all.
+// Tiles of a call differ in height by one row: as many strips as the higher ones take, if more than one, the lower ones must take too.
 constexpr bool strips_suit_all() {
   for (int rows = 2; rows <= kDotRows; ++rows) {
     for (const int bits : {4, 5, 6, 8}) {
@@ -255,7 +256,7 @@ constexpr bool strips_suit_all() {
   }
   return true;
 }
-static_assert(strips_suit_all() && kDotRows > 2, "a tile of 2 rows or more takes as many strips as the next higher one, or that takes one");
+static_assert(strips_suit_all() && kDotRows > 2, "strips chosen for the first tile of a call must suit the others");
 
 template <Kind kind, int R>
 constexpr QTiles::Height qtiles_of_height() {
@@ -321,7 +322,6 @@ struct QMatmulSpan {
     // Fetched meanwhile: what this thread most likely works on next.
     const char* next = reinterpret_cast<const char*>(range.panels) + first * stride / kPanelStrips;
     next += std::max(kAheadBytes, count * stride / kPanelStrips);
-    // What is unpacked stays in the first-level cache with a tile's activations.
     const int64_t blocks = unpack ? (all.groups + kUnpackGroups - 1) / kUnpackGroups : 1;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t before = all.groups * block / blocks;
