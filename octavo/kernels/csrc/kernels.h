@@ -10,6 +10,7 @@
 // Cache layout of a layer, with L = min(block_size, 16):
 //   keys    [block][G][block_size / L][D][L]   so that one load gives component d of L neighbouring positions
 //   values  [block][G][block_size][D]
+//   scales  [block][G][block_size]             float32, for keys and for values; with 8-bit elements alone
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,11 @@ namespace octavo {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kMaxHeadDim = 512;
 
-// How weights and caches store a number. All are widened exactly on the way out; a cache rounds to nearest even on the way in.
-enum class Element : int32_t { f32, f16, bf16, count };
+// How weights and caches store a number. All are widened exactly on the way out; a cache rounds to nearest even on the way in. The 8-bit ones
+// (int8; OCP FP8 of 4 and 3, or of 5 and 2 bits of exponent and mantissa) are for caches alone and come with a scale for each position and
+// key/value head: largest magnitude / 127, 448 or 57344, beside the codes in the same block.
+enum class Element : int32_t { f32, f16, bf16, int8, e4m3, e5m2, count };
+constexpr float kLargest[] = {0, 0, 0, 127.0f, 448.0f, 57344.0f};  // code of an 8-bit element
 
 // y[t, n] = sum over k of x[t, k] * w[n, k].
 //
@@ -184,6 +188,7 @@ struct AttentionArgs {
   const float *q, *k, *v;
   float* out;  // [T, H, D] contiguous
   void *key_cache, *value_cache;
+  float *key_scales, *value_scales;  // null unless the elements have 8 bits
   Element cache_type;
   const int32_t *offsets, *starts, *tables;
   const float* slopes;  // ALiBi, one a query head, or null
