@@ -23,7 +23,7 @@ HALVES = {"q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q8_0": [0],
 AFFINE = {"q4_1", "q5_1", "q4_k", "q5_k"}
 EXACT = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}  # their scales are binary16 already
 BITS_A_WEIGHT = {"q4_0": 4.5, "q4_1": 5, "q5_0": 5.5, "q5_1": 6, "q8_0": 8.5, "q4_k": 5, "q5_k": 6, "q6_k": 7}
-ROWS = (1, 2, 3, 4, 5, 7, 12, 13, 25, 64, 70)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 19, 25, 37, 64, 70)  # around tiles, and around as many as unpack their strips
 FUSED = [isa for isa in ISAS if isa != "generic"]
 
 
@@ -159,6 +159,35 @@ def test_a_row_has_the_same_bits_in_every_batch(isa: str, name: str) -> None:
         for rows in ROWS:
             assert bits(packed.matmul(x[:rows])) == bits(whole[:rows])
             assert bits(packed.matmul(x[max(ROWS) - rows :])) == bits(whole[max(ROWS) - rows :])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ("q4_1", "q6_k", "q8_0"))
+def test_blocks_of_rows_keep_the_bits(isa: str, name: str) -> None:
+    """So many inputs that quantized rows are worked on in several blocks, the last one short; single rows as the measure."""
+    native.select_isa(isa)
+    native.set_threads(2)
+    rows, k = 150, 4864
+    x, packed = random_tensor(2, rows, k), quantized(stored(name, 40, k))
+    whole = packed.matmul(x)
+    for row in (0, 1, 24, 25, 26, 27, 51, 52, 53, 54, 77, 78, 79, 104, 105, 148, 149):
+        assert bits(packed.matmul(x[row : row + 1])) == bits(whole[row : row + 1])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", HALVES)
+def test_large_batches_follow_the_documented_arithmetic(isa: str, name: str) -> None:
+    """Every count of rows up to 70, and outputs that fill no tile."""
+    native.select_isa(isa)
+    k = widths(name)[1]
+    part, x = stored(name, 23, k), random_tensor(3, 70, k)
+    expected, packed = emulated(part, x.numpy()), quantized(part)
+    for rows in range(1, 71):
+        y = packed.matmul(x[70 - rows :]).numpy()
+        if isa == "generic":
+            np.testing.assert_allclose(y, expected[70 - rows :], rtol=0, atol=3e-6 * np.abs(expected).max())
+        else:
+            assert np.array_equal(y.view(np.uint32), expected[70 - rows :].view(np.uint32)), rows
 
 
 @pytest.mark.skipif(len(FUSED) < 2, reason="needs a processor with more than one vector kernel set")

@@ -10,6 +10,7 @@ namespace {
 // Sums of pairs stay in 16 bits while they fit: 2 * 15 * 127 eight times, 2 * 31 * 127 four times, 2 * 63 * 127 twice.
 template <int Bits>
 struct Dot {
+  static constexpr bool kPairs = false;
   static constexpr int kFit = Bits == 4 ? 8 : Bits == 5 ? 4 : 2;
   Ints pairs, total;
 
@@ -17,10 +18,27 @@ struct Dot {
     pairs = Ints::set(0);
     total = Ints::set(from);
   }
-  void add(Bytes codes, const int8_t* quad, int n) {
-    const Ints product = multiply_pairs(codes, broadcast_quad(quad));
+  void add(Bytes codes, Quad quad, int n) {
+    const Ints product = multiply_pairs(codes, quad);
     pairs = n % kFit == 0 ? product : add16(pairs, product);
+    keep_order(pairs);
     if (n % kFit == kFit - 1) total = add32(total, widen(pairs, 1));
+  }
+  Floats value() const { return to_floats(total); }
+};
+
+// Two products of eight bits do not fit in 16: codes are widened here and activations came so. No sum can be too large for 32 bits.
+template <>
+struct Dot<8> {
+  static constexpr bool kPairs = true;
+  Ints total;
+
+  static Bytes pair(Bytes codes, int part) { return part == 0 ? even_bytes(codes) : odd_bytes(codes); }
+
+  void start(int32_t from) { total = Ints::set(from); }
+  void add(Bytes codes, Quad pair, int) {
+    total = add32(total, multiply_wide(codes, pair));
+    keep_order(total);
   }
   Floats value() const { return to_floats(total); }
 };

@@ -9,20 +9,9 @@
 namespace octavo {
 namespace {
 
-// Eight bits do not fit twice: signs move to the activation, and what remains is at most 2 * 128 * 127. The codes are centered here already, so
-// the sum starts from zero.
-template <>
-struct Dot<8> {
-  Ints total;
-
-  void start(int32_t) { total = Ints::set(0); }
-  void add(Bytes codes, const int8_t* quad, int) {
-    const __m256i centered = _mm256_xor_si256(codes.v, _mm256_set1_epi8(-128));
-    const Ints pairs = multiply_pairs({_mm256_abs_epi8(centered)}, _mm256_sign_epi8(broadcast_quad(quad), centered));
-    total = add32(total, widen(pairs, 1));
-  }
-  Floats value() const { return to_floats(total); }
-};
+constexpr int kDotRows = 4;
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
+constexpr int64_t unpack_tiles(int bits) { return bits == 8 ? 0 : bits == 4 ? 12 : 4; }
 
 }  // namespace
 }  // namespace octavo

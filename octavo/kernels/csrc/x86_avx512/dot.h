@@ -8,22 +8,9 @@
 namespace octavo {
 namespace {
 
-// Eight bits do not fit twice: each product takes one nibble of the code, and the two kinds of pairs meet when they are widened.
-template <>
-struct Dot<8> {
-  Ints low, high, from;
-
-  void start(int32_t value) {
-    low = high = Ints::set(0);
-    from = Ints::set(value);
-  }
-  void add(Bytes codes, const int8_t* quad, int) {
-    const __m512i x = broadcast_quad(quad);
-    low = add16(low, multiply_pairs(low_nibbles(codes), x));
-    high = add16(high, multiply_pairs(high_nibbles(codes), x));
-  }
-  Floats value() const { return to_floats(add32(from, add32(widen(low, 1), widen(high, 16)))); }
-};
+constexpr int kDotRows = 6;
+constexpr int dot_strips(int rows, int) { return rows == 1 ? 4 : 2; }
+constexpr int64_t unpack_tiles(int bits) { return bits == 8 ? 0 : bits == 4 ? 12 : 4; }
 
 }  // namespace
 }  // namespace octavo
