@@ -127,24 +127,24 @@ class QuantPanels {
   Memory memory_;
 };
 
-void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner, int64_t width,
-          int64_t x_stride) {
+void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner,
+          int64_t width, int64_t x_stride, int64_t weight_stride, bool center) {
   require((residual == 0) == (sum == 0), "norm needs both residual and sum, or neither");
-  kernels().norm({pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out), pointer<float>(sum),
-                  eps, outer, inner, width, x_stride});
+  kernels().norm({pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<const float>(bias),
+                  pointer<float>(out), pointer<float>(sum), eps, outer, inner, width, x_stride, weight_stride, center});
 }
 
 void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_t table_rows, int64_t q_stride, int64_t k_stride, int64_t tokens,
-          int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot) {
+          int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot, bool interleaved) {
   require(rot >= 0 && rot <= head_dim && rot % 2 == 0, "rotary width " + std::to_string(rot) + " does not fit a head of " + std::to_string(head_dim));
   check_range(pointer<const int64_t>(positions), tokens, table_rows, "position");
   kernels().rope({pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens,
-                  heads, kv_heads, head_dim, rot});
+                  heads, kv_heads, head_dim, rot, interleaved});
 }
 
-void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind) {
-  require(kind >= 0 && kind <= static_cast<int32_t>(Activation::gelu_tanh), "unknown activation number " + std::to_string(kind));
-  kernels().act_mul({pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind)});
+void act(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind, bool gated) {
+  require(kind >= 0 && kind < static_cast<int32_t>(Activation::count), "unknown activation number " + std::to_string(kind));
+  kernels().act({pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind), gated});
 }
 
 void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t offsets, uintptr_t starts,
@@ -212,7 +212,7 @@ NB_MODULE(_native, m) {
   m.def("gather", &gather, unlocked);
   m.def("norm", &norm, unlocked);
   m.def("rope", &rope, unlocked);
-  m.def("act_mul", &act_mul, unlocked);
+  m.def("act", &act, unlocked);
   m.def("attention", &attention, unlocked);
   m.def("sample", &sample, unlocked);
   m.def("copy_blocks", &copy_blocks, unlocked);
