@@ -117,8 +117,10 @@ class CpuBackend(ReferenceBackend):
         rows = matrix(x, width, "the input of a norm") if x.dim() == 2 else _heads(x, x.shape[0], width, "the input of a norm")
         inner = 1 if x.dim() == 2 else x.shape[1]
         for values in (weight, weight if bias is None else bias):
-            if values.dtype is not _FLOAT or not values.is_contiguous() or values.shape != weight.shape or values.numel() not in (width, inner * width):
-                raise OctavoError(f"weight and bias of a norm over {inner} x {width} must be contiguous float32, got {values.dtype} {list(values.shape)}")
+            fits = values.shape == weight.shape and values.numel() in (width, inner * width)
+            if values.dtype is not _FLOAT or not values.is_contiguous() or not fits:
+                found = f"{values.dtype} {list(values.shape)}"
+                raise OctavoError(f"weight and bias of a norm over {inner} x {width} must be contiguous float32, got {found}")
         out = torch.empty(x.shape)
         total = x
         if residual is not None:

@@ -32,7 +32,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with its usual keys filled in; nothing is taken away. A feed-forward network of no stated size is four times as wide as the model."""
+    """``config`` with its usual keys filled in; nothing is taken away. A feed-forward network of no stated size is ``expansion_ratio`` (4) times as
+    wide as the model."""
     result = dict(config)
     for old, usual in ALIASES.items():
         if result.get(old) is not None and result.get(usual) is None:

@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.checkpoint.canonical import canonical
 from octavo.checkpoint.base import RawTensor, TokenizerSource
+from octavo.checkpoint.canonical import canonical
 from octavo.checkpoint.safetensors import SafetensorsFile, read_index, read_json
 from octavo.errors import CheckpointError, FormatError, TensorMismatch
 

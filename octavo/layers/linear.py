@@ -104,7 +104,7 @@ class LMHead:
     def _place(self, weight: PackedWeight) -> None:
         self.weight = weight
         if self.unit_rows:
-            pieces = torch.arange(weight.shape[0]).split(_NORM_ROWS)
+            pieces = torch.split(torch.arange(weight.shape[0]), _NORM_ROWS)  # type: ignore[no-untyped-call]
             self.row_scale = 1.0 / torch.cat([weight.rows(ids).norm(dim=1) for ids in pieces]).clamp(min=1e-12)
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from octavo.errors import UnsupportedModel
+from octavo.errors import FormatError, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class RopeParameters:
 
 
 def _frequencies(theta: float, rot: int) -> Frequencies:
-    return theta ** (-np.arange(0, rot, 2, dtype=np.float64) / rot)
+    return np.power(theta, -np.arange(0, rot, 2, dtype=np.float64) / rot)
 
 
 def _default(p: RopeParameters, rot: int, positions: int) -> Frequencies:
@@ -79,7 +79,8 @@ def _yarn(p: RopeParameters, rot: int, positions: int) -> Frequencies:
     low, high = max(low, 0), min(high, rot - 1)
     ramp = np.clip((np.arange(rot // 2) - low) / ((high - low) or 0.001), 0.0, 1.0)
     frequencies = _frequencies(p.theta, rot)
-    return frequencies / p.factor * ramp + frequencies * (1 - ramp)
+    kept: Frequencies = frequencies / p.factor * ramp + frequencies * (1 - ramp)
+    return kept
 
 
 def _llama3(p: RopeParameters, rot: int, positions: int) -> Frequencies:
@@ -87,7 +88,8 @@ def _llama3(p: RopeParameters, rot: int, positions: int) -> Frequencies:
     frequencies = _frequencies(p.theta, rot)
     turns = p.original_max_positions * frequencies / (2 * math.pi)
     keep = np.clip((turns - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor), 0.0, 1.0)
-    return keep * frequencies + (1 - keep) * frequencies / p.factor
+    blended: Frequencies = keep * frequencies + (1 - keep) * frequencies / p.factor
+    return blended
 
 
 def _longrope(p: RopeParameters, rot: int, positions: int) -> Frequencies:
@@ -95,8 +97,9 @@ def _longrope(p: RopeParameters, rot: int, positions: int) -> Frequencies:
     ``short_factor``; ``factor`` is how much longer the context became."""
     divisors = p.long_factor if positions > p.original_max_positions else p.short_factor
     if len(divisors) != rot // 2:
-        raise UnsupportedModel(f"longrope has {len(divisors)} factors for {rot // 2} frequencies")
-    return _frequencies(p.theta, rot) / np.asarray(divisors)
+        raise FormatError(f"longrope has {len(divisors)} factors for {rot // 2} frequencies")
+    divided: Frequencies = _frequencies(p.theta, rot) / np.asarray(divisors)
+    return divided
 
 
 KINDS: dict[str, Callable[[RopeParameters, int, int], Frequencies]] = {

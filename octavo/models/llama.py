@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Where relatives of Llama differ: biases, norms of each head's queries and keys, the usual head size, the sliding window of each layer (none if empty), whether
-    neighbours are rotated, and layers without rotation; then the multipliers of embeddings, of each half of a layer and of logits, and the scale
-    of attention scores (1 / sqrt(head size) if None)."""
+    """Where relatives of Llama differ: biases, norms of each head's queries and keys, the usual head size, the sliding window of each layer (none
+    if empty), whether neighbours are rotated, layers without rotation, whether embeddings are usually tied; then the multipliers of embeddings, of
+    each half of a layer and of logits, and the scale of attention scores (1 / sqrt(head size) if None)."""
 
     qkv_bias: bool = False
     output_bias: bool = False

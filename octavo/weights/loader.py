@@ -33,7 +33,8 @@ Shard = Literal["outputs", "inputs"]  # the axis of a weight [outputs, inputs] t
 _SHOWN = 10  # names an error lists before it counts the rest
 
 
-class Rows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rows:
     """Some rows of a stored matrix (or values of a vector): ``first .. first + count - 1`` of every ``period`` of its ``total`` rows."""
 
     total: int

@@ -103,7 +103,8 @@ class InternLM2(Remote):
 
     def __init__(self, bias: bool) -> None:
         config = _config("InternLM2ForCausalLM", num_key_value_heads=self.KV, bias=bias, rope_theta=1e6, tie_word_embeddings=False)
-        shapes: dict[str, tuple[int, ...]] = {"model.tok_embeddings.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "output.weight": (VOCAB, HIDDEN)}
+        shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (HIDDEN,)}
+        shapes |= dict.fromkeys(("model.tok_embeddings.weight", "output.weight"), (VOCAB, HIDDEN))
         for i in range(LAYERS):
             p = f"model.layers.{i}."
             shapes |= {p + "attention.wqkv.weight": ((HEADS + 2 * self.KV) * self.DIM, HIDDEN), p + "attention.wo.weight": (HIDDEN, HIDDEN)}

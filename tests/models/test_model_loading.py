@@ -137,7 +137,7 @@ def test_redundant_tensors_of_old_exporters_are_ignored(oracle: Callable[[str], 
         ({"num_key_value_heads": 3}, "4 num_attention_heads, which 3 num_key_value_heads do not divide"),
         ({"hidden_size": float("nan")}, "hidden_size = 'nan', expected"),
         ({"hidden_size": 62, "head_dim": None}, "hidden_size 62, which 4 num_attention_heads do not divide"),
-        ({"head_dim": 7}, "head_dim 7; rotary embeddings need an even one"),
+        ({"head_dim": 7}, "rotates head_dim 7; rotary embeddings need an even one"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps = '-1.0', expected a positive number"),
         ({"attention_bias": "yes"}, "attention_bias = 'yes', expected bool"),
         ({"rope_parameters": [1]}, r"rope_parameters = '\[1\]', expected Mapping"),
@@ -160,8 +160,8 @@ def test_senseless_values_are_named(
         ({"architectures": ["LlamaForCausalLMs"]}, "'LlamaForCausalLMs' is not supported; did you mean LlamaForCausalLM"),
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "'MambaForCausalLM' is not supported; .*known: LlamaForCausalLM"),
         ({"architectures": [], "model_type": "xyzzy"}, "'xyzzy' is not supported; known: "),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic' is not supported; known: default"),
-        ({"hidden_act": "relu"}, "activation 'relu' is not supported; known: silu"),
+        ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'spiral' is not supported; known: default"),
+        ({"hidden_act": "mish"}, "activation 'mish' is not supported; known: silu"),
     ],
     ids=str,
 )
@@ -221,7 +221,10 @@ class ThreadGroup:
         return total
 
 
-@pytest.mark.parametrize("family", ["llama-biases", "gemma3"])
+RANKED = ["llama-biases", "gemma3", "phi3", "gpt2", "gpt-neox", "falcon-40b", "stablelm-parallel", "cohere", "bloom", "opt-350m"]
+
+
+@pytest.mark.parametrize("family", RANKED)
 def test_two_ranks_compute_what_one_computes(family: str, oracle: Callable[[str], Oracle]) -> None:
     it = oracle(family)
     shared: dict[int, torch.Tensor] = {}
