@@ -10,7 +10,9 @@ from octavo.layers.attention import Attention
 from octavo.layers.block import ParallelBlock
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
-from octavo.models.decoder import Decoder, Sizes, make_rope, window_layers
+from octavo.models.decoder import Decoder
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes, window_layers
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

@@ -12,7 +12,9 @@ from octavo.layers.block import Block
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope
-from octavo.models.decoder import Decoder, Sizes, make_rope, rope_parameters, window_layers
+from octavo.models.decoder import Decoder
+from octavo.models.rotation import make_rope, rope_parameters
+from octavo.models.sizes import Sizes, window_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

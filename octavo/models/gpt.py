@@ -10,7 +10,9 @@ from octavo.layers.block import Block, ParallelBlock
 from octavo.layers.mlp import MLP
 from octavo.layers.norm import LayerNorm
 from octavo.layers.positions import LearnedPositions
-from octavo.models.decoder import Decoder, Names, Sizes, make_rope
+from octavo.models.decoder import Decoder, Names
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.models.decoder import Sizes
 from octavo.models.llama import Variant, build
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

@@ -9,7 +9,9 @@ from octavo.layers.attention import Attention, fused_qkv
 from octavo.layers.block import Block
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
-from octavo.models.decoder import Decoder, Names, Sizes, make_rope
+from octavo.models.decoder import Decoder, Names
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes
 from octavo.weights.loader import Part
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from octavo.layers.block import Block
 from octavo.layers.mlp import MLP
 from octavo.layers.norm import LayerNorm
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import Decoder, Names, Sizes
+from octavo.models.decoder import Decoder, Names
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

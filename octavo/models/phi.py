@@ -9,7 +9,9 @@ from octavo.layers.attention import Attention, fused_qkv
 from octavo.layers.block import Block, ParallelBlock
 from octavo.layers.mlp import MLP, GatedMLP, fused_gate_up
 from octavo.layers.norm import LayerNorm, RMSNorm
-from octavo.models.decoder import Decoder, Names, Sizes, make_rope
+from octavo.models.decoder import Decoder, Names
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

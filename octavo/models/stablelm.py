@@ -9,7 +9,9 @@ from octavo.layers.attention import Attention
 from octavo.layers.block import Block, ParallelBlock
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import LayerNorm
-from octavo.models.decoder import Decoder, Sizes, make_rope
+from octavo.models.decoder import Decoder
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope
@@ -20,7 +22,7 @@ def stablelm(scope: Scope, config: ModelConfig) -> Decoder:
     sizes = Sizes.read(config, eps=1e-5)
     rope = make_rope(scope, config, sizes, partial=0.25)
     norm = partial(LayerNorm, size=sizes.hidden, eps=sizes.eps, bias=True)
-    head_norm = partial(LayerNorm, size=sizes.head_dim, eps=sizes.eps, apart=True)
+    head_norm = partial(LayerNorm, size=sizes.head_dim, eps=sizes.eps, apart=not config.flag("stacked_head_norms", False))
     normed, parallel = config.flag("qk_layernorm", False), config.flag("use_parallel_residual", False)
     bias = config.flag("use_qkv_bias", False)
 

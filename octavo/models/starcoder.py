@@ -9,7 +9,9 @@ from octavo.layers.attention import Attention
 from octavo.layers.block import Block
 from octavo.layers.mlp import MLP
 from octavo.layers.norm import LayerNorm
-from octavo.models.decoder import Decoder, Sizes, make_rope
+from octavo.models.decoder import Decoder
+from octavo.models.rotation import make_rope
+from octavo.models.sizes import Sizes
 
 if TYPE_CHECKING:
     from octavo.layers.scope import Scope

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from octavo.errors import FormatError, UnsupportedModel
 from octavo.layers.rope import RopeParameters, rope_table
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import rope_parameters, rotated
+from octavo.models.rotation import rope_parameters, rotated
 
 HEAD, POSITIONS = 64, 4096
 LLAMA3 = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}

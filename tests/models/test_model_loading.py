@@ -16,8 +16,8 @@ from octavo.backend.reference import ReferenceBackend
 from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import ConfigError, FormatError, TensorMismatch, UnsupportedModel
 from octavo.models.config import ModelConfig
-from octavo.models.decoder import rope_parameters
 from octavo.models.registry import FAMILIES, find_family, load_model
+from octavo.models.rotation import rope_parameters
 from tests.models.sequences import logits_of
 from tests.models.tiny_models import GEMMA_ROPES, LLAMA3, VOCAB, Oracle
 
