@@ -45,4 +45,21 @@ def canonical(config: Mapping[str, Any]) -> dict[str, Any]:
     if result.get("intermediate_size") is None and isinstance(hidden, int) and any(key in config for key in ALIASES):
         ratio = config.get("expansion_ratio", 4)
         result["intermediate_size"] = hidden * ratio if isinstance(ratio, int) else None
+    _stretch(result)
     return result
+
+
+def _stretch(config: dict[str, Any]) -> None:
+    """``max_position_embeddings`` becomes the context that a configuration stretches it to: with "dynamic" it is the original one, with "yarn" it may
+    be, and then ``factor`` times as many positions can be computed."""
+    key = next((key for key in ("rope_parameters", "rope_scaling") if isinstance(config.get(key), dict)), None)
+    most = config.get("max_position_embeddings")
+    if key is None or not isinstance(most, int):
+        return
+    rope = config[key]
+    kind, factor, original = rope.get("rope_type", rope.get("type")), rope.get("factor"), rope.get("original_max_position_embeddings")
+    if kind == "dynamic":
+        original = most if original is None else original
+        config[key] = {**rope, "original_max_position_embeddings": original}
+    if kind in ("dynamic", "yarn") and isinstance(factor, int | float) and isinstance(original, int) and 1 < factor * original < 1 << 31:
+        config["max_position_embeddings"] = max(most, int(original * factor))
