@@ -117,13 +117,20 @@ def _attention_factor(p: RopeParameters) -> float:
 
 
 def rope_table(parameters: RopeParameters, rot: int, max_positions: int) -> Tensor:
-    """float32 [max_positions, rot]: cosines then sines of position * frequency, computed in float64. Raises UnsupportedModel."""
+    """float32 [max_positions, rot]: cosines then sines of position * frequency, computed in float64.
+
+    Raises UnsupportedModel for an unknown kind, FormatError for numbers that make no sense.
+    """
     if parameters.kind not in KINDS:
         raise UnsupportedModel(f"rope type {parameters.kind!r} is not supported; known: {', '.join(KINDS)}")
-    angles = np.outer(np.arange(max_positions, dtype=np.float64), KINDS[parameters.kind](parameters, rot, max_positions))
+    try:
+        frequencies, factor = KINDS[parameters.kind](parameters, rot, max_positions), _attention_factor(parameters)
+    except ArithmeticError as error:  # such as the logarithm of theta 1 as a divisor
+        raise FormatError(f"rope type {parameters.kind!r} cannot be computed from {parameters}: {error}") from None
+    angles = np.outer(np.arange(max_positions, dtype=np.float64), frequencies)
     table = np.empty((max_positions, rot), dtype=np.float32)
-    table[:, : rot // 2] = np.cos(angles) * _attention_factor(parameters)
-    table[:, rot // 2 :] = np.sin(angles) * _attention_factor(parameters)
+    table[:, : rot // 2] = np.cos(angles) * factor
+    table[:, rot // 2 :] = np.sin(angles) * factor
     return torch.from_numpy(table)
 
 

@@ -87,6 +87,20 @@ def test_longrope_needs_a_factor_for_every_frequency() -> None:
         rope_table(RopeParameters(kind="longrope", short_factor=(1.0,) * 3, long_factor=(1.0,) * 3), 8, 16)
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        RopeParameters(1.0, "yarn", 2.0, original_max_positions=64),
+        RopeParameters(1e4, "longrope", 2.0, original_max_positions=1, short_factor=(1.0,), long_factor=(1.0,)),
+        RopeParameters(1e4, "dynamic", 2.0, original_max_positions=64),
+    ],
+    ids=lambda parameters: parameters.kind,
+)
+def test_numbers_without_sense_are_format_errors(parameters: RopeParameters) -> None:
+    with pytest.raises(FormatError, match=f"rope type '{parameters.kind}' cannot be computed"):
+        rope_table(parameters, 2, 128)
+
+
 def test_tables_of_both_kinds_of_gemma_layers_match_transformers() -> None:
     everywhere, nearby = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_type": "default", "rope_theta": 1e4}
     ropes = {"full_attention": everywhere, "sliding_attention": nearby}
