@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 _NORM_ROWS = 4096  # rows of a head whose lengths are taken at a time
 
 
-def _alone(x: Tensor) -> Tensor:
-    return x
-
-
 class Linear:
     """y = x @ W.T (+ bias), composed of fields: the packed weight brings the scheme, ``shard`` what ranks divide, ``reduce`` the sum over ranks.
 
@@ -47,10 +43,12 @@ class Linear:
         if bias:
             biases = [part._replace(name=place.tensor("bias")) for place, part in zip(places, parts, strict=True)]
             scope.loader.vector(biases, partial(setattr, self, "bias"), shard=shard)
-        self.reduce: Callable[[Tensor], Tensor] = scope.group.all_reduce if shard == "inputs" else _alone
+        self.reduce: Callable[[Tensor], Tensor] | None = scope.group.all_reduce if shard == "inputs" and scope.group.size > 1 else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x float32 [T, inputs of this rank] -> [T, outputs of this rank]."""
+        if self.reduce is None:
+            return self.weight.matmul(x, self.bias)
         y = self.reduce(self.weight.matmul(x))
         return y if self.bias is None else y.add_(self.bias)
 
