@@ -164,17 +164,25 @@ class Backend(Protocol):
         """ids int64 [T] -> [T, K] * scale."""
         ...
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """RMS norm over the last dimension: s = x + residual (or x); returns (s / rms(s) * weight, s). x [T, K] or [T, H, D]."""
+    def norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, bias: Tensor | None = None, center: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Norm over the last dimension: s = x + residual (or x), c = s - mean(s) if ``center`` (layer norm) else s (RMS norm);
+        returns (c / rms(c) * weight (+ bias), s). x [T, K] with weight [K], or [T, H, D] with weight [D] or one a head, [H, D]; bias as weight."""
         ...
 
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate halves (NeoX style) of the first ``rot`` components. q [T, H, D], k [T, G, D], positions int64 [T],
-        table float32 [max positions, rot]: cosines then sines, rot/2 each. May work in place and returns what to use."""
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
+        """Rotate pairs within the first ``rot`` components: halves (i, i + rot/2) in NeoX's style, neighbours (2i, 2i + 1) if ``interleaved``
+        (GPT-J's). q [T, H, D], k [T, G, D], positions int64 [T], table float32 [max positions, rot]: cosines then sines, rot/2 each.
+        May work in place and returns what to use."""
         ...
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:
-        """x [T, 2F] -> act(x[:, :F]) * x[:, F:]; kind "silu", "gelu" (erf) or "gelu_tanh"."""
+        """x [T, 2F] -> act(x[:, :F]) * x[:, F:]; kind "silu", "gelu" (erf), "gelu_tanh", "relu" or "relu2" (its square)."""
+        ...
+
+    def act(self, x: Tensor, kind: str) -> Tensor:
+        """x [T, F] -> act(x); kinds as of ``act_mul``."""
         ...
 
     def plan_attention(self, batch: AttentionBatch) -> AttentionPlan: ...

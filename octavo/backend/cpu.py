@@ -114,25 +114,31 @@ class CpuBackend(ReferenceBackend):
     def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
         return table.scaled_rows(ids, scale) if isinstance(table, DensePanels | QuantizedPanels) else super().embed(ids, table, scale)
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        width = weight.shape[0]
+    def norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, bias: Tensor | None = None, center: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        width = weight.shape[-1]
         rows = matrix(x, width, "the input of a norm") if x.dim() == 2 else _heads(x, x.shape[0], width, "the input of a norm")
-        if weight.dtype is not _FLOAT or not weight.is_contiguous():
-            raise OctavoError(f"the weight of a norm must be contiguous float32, got {weight.dtype}")
         inner = 1 if x.dim() == 2 else x.shape[1]
+        for values in (weight, weight if bias is None else bias):
+            fits = values.shape == weight.shape and values.numel() in (width, inner * width)
+            if values.dtype is not _FLOAT or not values.is_contiguous() or not fits:
+                found = f"{values.dtype} {list(values.shape)}"
+                raise OctavoError(f"weight and bias of a norm over {inner} x {width} must be contiguous float32, got {found}")
         out = empty(*x.shape)
-        if residual is None:
-            self.native.norm(rows.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, eps, x.shape[0], inner, width, rows.stride(0))
-            return out, x
-        if residual.shape != x.shape or residual.dtype is not _FLOAT:
-            raise OctavoError(f"the residual of a norm must be float32 {list(x.shape)}, got {residual.dtype} {list(residual.shape)}")
-        residual, total = residual.contiguous(), empty(*x.shape)
+        total = x
+        if residual is not None:
+            if residual.shape != x.shape or residual.dtype is not _FLOAT:
+                raise OctavoError(f"the residual of a norm must be float32 {list(x.shape)}, got {residual.dtype} {list(residual.shape)}")
+            residual, total = residual.contiguous(), empty(*x.shape)
         self.native.norm(
-            rows.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), eps, x.shape[0], inner, width, rows.stride(0)
-        )
+            rows.data_ptr(), 0 if residual is None else residual.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            out.data_ptr(), 0 if residual is None else total.data_ptr(), eps, x.shape[0], inner, width, rows.stride(0),
+            width if weight.numel() > width else 0, center,
+        )  # fmt: skip
         return out, total
 
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
         """In place where heads are contiguous. Raises IndexError for a position beyond the table."""
         tokens, heads, width = q.shape
         q, k, positions = _heads(q, tokens, width, "queries"), _heads(k, tokens, width, "keys"), indices(positions, "positions")
@@ -140,19 +146,24 @@ class CpuBackend(ReferenceBackend):
             raise OctavoError(f"rope needs a contiguous float32 table and {tokens} positions, got {table.dtype} and {positions.shape[0]}")
         self.native.rope(
             q.data_ptr(), k.data_ptr(), positions.data_ptr(), table.data_ptr(), table.shape[0], q.stride(0), k.stride(0),
-            tokens, heads, k.shape[1], width, table.shape[1],
+            tokens, heads, k.shape[1], width, table.shape[1], interleaved,
         )  # fmt: skip
         return q, k
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:
+        if x.shape[1] % 2:
+            raise OctavoError(f"a gated activation needs an even width, got {x.shape[1]}")
+        return self._act(x, kind, x.shape[1] // 2, gated=True)
+
+    def act(self, x: Tensor, kind: str) -> Tensor:
+        return self._act(x, kind, x.shape[1], gated=False)
+
+    def _act(self, x: Tensor, kind: str, features: int, *, gated: bool) -> Tensor:
         if kind not in native.ACTIVATIONS:
             raise UnsupportedModel(f"unknown activation {kind!r}; known: {', '.join(native.ACTIVATIONS)}")
-        tokens, width = x.shape
-        if width % 2:
-            raise OctavoError(f"a gated activation needs an even width, got {width}")
-        x = matrix(x, width, "the input of an activation")
-        y = empty(tokens, width // 2)
-        self.native.act_mul(x.data_ptr(), y.data_ptr(), x.stride(0), tokens, width // 2, native.ACTIVATIONS.index(kind))
+        x = matrix(x, x.shape[1], "the input of an activation")
+        y = empty(x.shape[0], features)
+        self.native.act(x.data_ptr(), y.data_ptr(), x.stride(0), x.shape[0], features, native.ACTIVATIONS.index(kind), gated)
         return y
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:

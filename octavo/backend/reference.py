@@ -113,28 +113,41 @@ class ReferenceBackend:
         rows = table.rows(ids)
         return rows if scale == 1.0 else rows * scale
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, bias: Tensor | None = None, center: bool = False
+    ) -> tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual
-        width, wide_weight = x.shape[-1], weight.double()
-        rows = total.reshape(-1, width)
+        width = x.shape[-1]
+        rows, period = total.reshape(-1, width), weight.numel() // width  # the rows of a token take turns with the weights
         out = torch.empty_like(rows)
-        for piece in _pieces(rows):
-            wide = rows[piece].double()
-            mean = exact.fold_sum(wide * wide, -1) / width
-            out[piece] = (wide / (mean + eps).sqrt_().unsqueeze(-1)).mul_(wide_weight)
+        for turn in range(period):
+            own, result = rows[turn::period], out[turn::period]
+            wide_weight = weight.view(period, width)[turn].double()
+            wide_bias = 0.0 if bias is None else bias.view(period, width)[turn].double()
+            for piece in _pieces(own):
+                wide = own[piece].double()
+                if center:
+                    wide = wide - (exact.fold_sum(wide.clone(), -1) / width).unsqueeze(-1)
+                mean = exact.fold_sum(wide * wide, -1) / width
+                result[piece] = (wide / (mean + eps).sqrt_().unsqueeze(-1)).mul_(wide_weight).add_(wide_bias)
         return out.view(x.shape), total
 
-    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    def rope(self, q: Tensor, k: Tensor, positions: Tensor, table: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
         cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin)
+        rotate = _rotate_neighbours if interleaved else _rotate
+        return rotate(q, cos, sin), rotate(k, cos, sin)
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:
-        if kind not in _ACTIVATIONS:
-            raise UnsupportedModel(f"unknown activation {kind!r}; known: {', '.join(_ACTIVATIONS)}")
-        out = torch.empty(x.shape[0], x.shape[1] // 2)
+        function, out = _activation(kind), torch.empty(x.shape[0], x.shape[1] // 2)
         for piece in _pieces(x):
             gate, up = x[piece].double().chunk(2, dim=-1)
-            out[piece] = _ACTIVATIONS[kind](gate) * up
+            out[piece] = function(gate) * up
+        return out
+
+    def act(self, x: Tensor, kind: str) -> Tensor:
+        function, out = _activation(kind), torch.empty(x.shape)
+        for piece in _pieces(x):
+            out[piece] = function(x[piece].double())
         return out
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
@@ -188,6 +201,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], dim=-1)
 
 
+def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    width = 2 * cos.shape[-1]
+    a, b = x[..., :width:2], x[..., 1:width:2]
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    return torch.cat([turned, x[..., width:]], dim=-1)
+
+
 def _pieces(x: Tensor) -> Iterator[slice]:
     """Cut the rows of a matrix into pieces of about BLOCK_ELEMENTS values."""
     size = max(1, BLOCK_ELEMENTS // max(x.shape[1], 1))
@@ -208,4 +228,20 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + exact.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh}
+def _relu(x: Tensor) -> Tensor:
+    return x.clamp(min=0.0)
+
+
+def _relu2(x: Tensor) -> Tensor:
+    """So et al., "Primer", 2021."""
+    y = _relu(x)
+    return y * y
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu, "gelu": _gelu, "gelu_tanh": _gelu_tanh, "relu": _relu, "relu2": _relu2}
+
+
+def _activation(kind: str) -> Callable[[Tensor], Tensor]:
+    if kind not in _ACTIVATIONS:
+        raise UnsupportedModel(f"unknown activation {kind!r}; known: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[kind]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.checkpoint.base import RawTensor, TokenizerSource
+from octavo.checkpoint.canonical import canonical
 from octavo.checkpoint.safetensors import SafetensorsFile, read_index, read_json
 from octavo.errors import CheckpointError, FormatError, TensorMismatch
 
@@ -32,7 +33,7 @@ class FolderCheckpoint:
         self.path = str(path)
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} has no config.json{_what_instead(folder)}")
-        self.config: Mapping[str, Any] = read_json(folder / "config.json")
+        self.config: Mapping[str, Any] = canonical(read_json(folder / "config.json"))
         self.generation_config: Mapping[str, Any] = _optional_json(folder / "generation_config.json")
         options = _optional_json(folder / "tokenizer_config.json")
         self.chat_template = _chat_template(folder, options)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.checkpoint.base import RawTensor, TokenizerSource
 from octavo.checkpoint.gguf import GGUFFile
-from octavo.checkpoint.gguf_config import ROPE_FACTORS, find_family, generation_config, model_config, tokenizer_options
-from octavo.checkpoint.gguf_families import TOP_NAMES
+from octavo.checkpoint.gguf_config import LONGROPE_FACTORS, ROPE_FACTORS, find_family, generation_config, model_config, tokenizer_options
 from octavo.errors import FormatError, TensorMismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from octavo.checkpoint.gguf_families import Family
+    from octavo.checkpoint.gguf_family import Family
 
 MAX_PARTS = 1024
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]*)\.(\w+)\.(weight|bias)")
@@ -41,8 +40,8 @@ class GGUFCheckpoint:
         self._files = open_parts(Path(path))
         main = self._files[0]
         _, self._family = find_family(main.metadata)
-        self._tensors = _translate(self._files, self._family)
         names = frozenset(name for file in self._files for name in file.tensors)
+        self._tensors = _translate(self._files, self._family, names)
         self.config: Mapping[str, Any] = model_config(main, names)
         vocab_size = self.config["vocab_size"]
         tokens = main.metadata.strings("tokenizer.ggml.tokens")
@@ -104,26 +103,28 @@ def open_parts(path: Path) -> list[GGUFFile]:
     return files
 
 
-def _translate(files: list[GGUFFile], family: Family) -> dict[str, _Stored]:
+def _translate(files: list[GGUFFile], family: Family, names: frozenset[str]) -> dict[str, _Stored]:
     tensors: dict[str, _Stored] = {}
+    layer_names = family.otherwise[1] if family.otherwise is not None and family.otherwise[0] in names else family.layer_names
     for file in files:
         for name in file.tensors:
-            if name == ROPE_FACTORS:
+            if name in (ROPE_FACTORS, *LONGROPE_FACTORS.values()):
                 continue  # has become rope_scaling in the configuration
-            translated = _hugging_face_name(name, family)
+            translated = _hugging_face_name(name, family, layer_names)
             if translated in tensors:
                 raise FormatError(f"tensors {tensors[translated].name!r} and {name!r} are both {translated}")
             tensors[translated] = _Stored(file, name)
     return tensors
 
 
-def _hugging_face_name(name: str, family: Family) -> str:
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
+def _hugging_face_name(name: str, family: Family, layer_names: Mapping[str, str]) -> str:
+    stem, _, kind = name.rpartition(".")
+    if stem in family.top_names and kind in ("weight", "bias"):
+        return f"{family.top_names[stem]}.{kind}"
     match = _LAYER.fullmatch(name)
-    if match is None or match[2] not in family.layer_names:
+    if match is None or match[2] not in layer_names:
         return name
-    return f"model.layers.{match[1]}.{family.layer_names[match[2]]}.{match[3]}"
+    return f"{family.layers}.{match[1]}.{layer_names[match[2]]}.{match[3]}"
 
 
 def _stem(name: str) -> str:

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.checkpoint.gguf_families import FAMILIES, Family
+from octavo.checkpoint.gguf_families import FAMILIES
 from octavo.checkpoint.gguf_fields import Fields, shortest, token_id
 from octavo.errors import FormatError, TensorMismatch, UnsupportedModel
 
 if TYPE_CHECKING:
     from octavo.checkpoint.gguf import GGUFFile, Metadata
+    from octavo.checkpoint.gguf_family import Family
 
 MAX_LAYERS = 4096
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 
 # The only "llama3" scaling that Meta published (3.1 to 3.3); ``factor`` is 8 or 32 and is read from the tensor.
 LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -58,6 +60,7 @@ def model_config(file: GGUFFile, names: frozenset[str]) -> dict[str, Any]:
         head_dim = hidden // heads
     if fields.integer("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(f"keys of {head_dim} components with values of {fields.raw('attention.value_length')} are not supported")
+    epsilons = [key for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon") if fields.has(key)]
     config: dict[str, Any] = {
         "model_type": family.model_type,
         "architectures": [family.architecture],
@@ -70,7 +73,7 @@ def model_config(file: GGUFFile, names: frozenset[str]) -> dict[str, Any]:
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": fields.integer("context_length"),
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": fields.number(epsilons[0] if epsilons else "attention.layer_norm_rms_epsilon"),
         "rope_theta": fields.number("rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(file, fields, head_dim),
         "tie_word_embeddings": "output.weight" not in names,
@@ -87,6 +90,8 @@ def special_tokens(metadata: Metadata, vocab_size: int) -> dict[str, int | None]
 
 def rope_scaling(file: GGUFFile, fields: Fields, head_dim: int) -> dict[str, Any] | None:
     """``rope_scaling`` of config.json, or None. A tensor of frequency factors says more than the metadata, so it goes first."""
+    if all(name in file.tensors for name in LONGROPE_FACTORS.values()):
+        return _longrope_scaling(file, fields)
     factors = file.tensors.get(ROPE_FACTORS)
     if factors is not None:
         if factors.format != "f32" or factors.shape != (head_dim // 2,):
@@ -103,6 +108,17 @@ def rope_scaling(file: GGUFFile, fields: Fields, head_dim: int) -> dict[str, Any
     if kind != "yarn":
         raise UnsupportedModel(f"metadata {fields.full('rope.scaling.type')} is {kind[:40]!r}, which Octavo does not know")
     return _yarn_scaling(fields, factor)
+
+
+def _longrope_scaling(file: GGUFFile, fields: Fields) -> dict[str, Any]:
+    """LongRoPE (Ding et al., 2024): both lists of factors are tensors."""
+    scaling: dict[str, Any] = {"rope_type": "longrope", "attention_factor": fields.number("rope.scaling.attn_factor", None)}
+    for key, name in LONGROPE_FACTORS.items():
+        stored = file.tensors[name]
+        if stored.format != "f32" or len(stored.shape) != 1:
+            raise FormatError(f"{name} is {stored.format} {list(stored.shape)}, expected a vector of f32")
+        scaling[key] = [shortest(float(value)) for value in file.raw(name).data.view("<f4")]
+    return scaling
 
 
 def _yarn_scaling(fields: Fields, factor: float) -> dict[str, Any]:

@@ -1,46 +1,21 @@
 """What differs between model families in GGUF files, as one table: tensor names, configuration, and changes that conversion made.
 
-To add a family: write the names that differ from :data:`LAYER_NAMES`, a function that adds its configuration keys, the undo of every change
+To add a family: write the names that differ from ``LAYER_NAMES``, a function that adds its configuration keys, the undo of every change
 llama.cpp's conversion makes to its tensors, and an entry of :data:`FAMILIES` under the file's ``general.architecture``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.checkpoint.base import RawTensor
+from octavo.checkpoint.gguf_family import LAYER_NAMES, Family, by_group, minus_one, rope_order
 from octavo.errors import FormatError, UnsupportedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
+    from octavo.checkpoint.gguf_family import Config
     from octavo.checkpoint.gguf_fields import Fields
-
-    Config = dict[str, Any]
-    Undo = Callable[[RawTensor, Mapping[str, Any]], RawTensor]
-
-# Outside the layers: GGUF name -> Hugging Face name.
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-# Within a layer: blk.N.<left>.weight -> model.layers.N.<right>.weight, and the same for .bias.
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 GEMMA3_NAMES = {
     **LAYER_NAMES,
@@ -53,54 +28,35 @@ GEMMA3_NAMES = {
 GEMMA3_PATTERN = 6  # every sixth layer attends to everything
 GEMMA3_LOCAL_THETA = 10000.0
 GEMMA3_27B_LAYERS = 62
+GEMMA2_27B_LAYERS = 46
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """``configure(fields, config, names)`` adds to and corrects ``config``, which holds what all families share; ``names`` are the file's
-    tensors. ``undo`` maps the stem of a name ("attn_q", "output_norm") to the function that gives back the tensor as it was before conversion.
-    """
-
-    model_type: str
-    architecture: str
-    configure: Callable[[Fields, Config, frozenset[str]], None]
-    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
-    undo: Mapping[str, Undo] = field(default_factory=dict)
-
-
-def rope_order(heads_key: str) -> Undo:
-    """Undo llama.cpp's reordering of query and key rows.
-
-    Its Llama rotates neighbours (2i, 2i + 1) where Hugging Face's rotates halves (i, i + D/2), so conversion moved row i + D/2 of a head
-    next to row i. Blocks of quantized types run along a row, hence whole rows of bytes can be moved.
-    """
-
-    def undo(raw: RawTensor, config: Mapping[str, Any]) -> RawTensor:
-        heads, rows = config[heads_key], raw.shape[0]
-        if rows % (2 * heads):
-            raise FormatError(f"tensor {raw.name} has {rows} rows, which {heads} heads of even size do not divide")
-        by_row = raw.data.reshape(rows, -1)  # a bias becomes [rows, bytes of one value]
-        data = by_row.reshape(heads, rows // heads // 2, 2, -1).swapaxes(1, 2).reshape(raw.data.shape)
-        data.setflags(write=False)
-        return RawTensor(raw.name, raw.format, raw.shape, data)
-
-    return undo
-
-
-def minus_one(raw: RawTensor, config: Mapping[str, Any]) -> RawTensor:
-    """Undo the 1 that conversion adds to Gemma's norm weights. Gives f32; 1 + result is the stored value again, to the last bit."""
-    if raw.format == "f32":
-        values = raw.data.view("<f4")
-    elif raw.format == "f16":
-        values = raw.data.view("<f2").astype(np.float32)
-    elif raw.format == "bf16":
-        values = (raw.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    else:
-        raise UnsupportedModel(f"norm weight {raw.name} is stored as {raw.format}; f32, f16 or bf16 was expected")
-    with np.errstate(all="ignore"):  # a damaged file may hold anything
-        data = (values - np.float32(1)).view(np.uint8)
-    data.setflags(write=False)
-    return RawTensor(raw.name, "f32", raw.shape, data)
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+UNGATED = {name: place for name, place in LAYER_NAMES.items() if name != "ffn_gate"}
+PHI2_NAMES = {**UNGATED, "attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}
+PHI3_NAMES = {**UNGATED, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+STARCODER2_NAMES = {**UNGATED, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+STABLELM_NAMES = {**LAYER_NAMES, "attn_q_norm": "self_attn.q_layernorm.norms", "attn_k_norm": "self_attn.k_layernorm.norms"}
+OLMO2_NAMES = {
+    **LAYER_NAMES, **QK_NORMS, "post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+}  # fmt: skip
+SEED_NAMES = {**LAYER_NAMES, "post_attention_norm": "post_attention_layernorm"}
+GPT2_NAMES = {
+    "attn_norm": "ln_1", "attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_norm": "ln_2", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj",
+}  # fmt: skip
+GPT2_TOP = {
+    "token_embd": "transformer.wte", "position_embd": "transformer.wpe", "output_norm": "transformer.ln_f", "output": "lm_head",
+}  # fmt: skip
+MEGATRON_NAMES = {
+    "attn_norm": "input_layernorm", "attn_qkv": "self_attention.query_key_value", "attn_output": "self_attention.dense",
+    "ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h",
+}  # fmt: skip
+NEOX_NAMES = {**MEGATRON_NAMES, "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"}
+NEOX_TOP = {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"}
+FALCON_40B_NAMES = {**MEGATRON_NAMES, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+BLOOM_TOP = {
+    "token_embd": "transformer.word_embeddings", "token_embd_norm": "transformer.word_embeddings_layernorm", "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}  # fmt: skip
 
 
 def _llama(fields: Fields, config: Config, names: frozenset[str]) -> None:
@@ -147,11 +103,140 @@ def _sliding_layers(fields: Fields, layers: int) -> list[bool]:
     return [(i + 1) % pattern != 0 for i in range(layers)]
 
 
+def _qwen3(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+
+
+def _gemma(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["hidden_act"] = "gelu_pytorch_tanh"
+
+
+def _gemma2(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    layers = config["num_hidden_layers"]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    config["sliding_window"] = fields.integer("attention.sliding_window", 4096)
+    config["query_pre_attn_scalar"] = (
+        config["hidden_size"] // config["num_attention_heads"] if layers == GEMMA2_27B_LAYERS else config["head_dim"]
+    )  # as for Gemma 3
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        config[key] = fields.number(key, None)
+
+
+def _partial(fields: Fields, config: Config) -> None:
+    config["partial_rotary_factor"] = fields.integer("rope.dimension_count", config["head_dim"]) / config["head_dim"]
+
+
+def _phi2(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    _partial(fields, config)
+    config["hidden_act"] = "gelu_new"
+
+
+def _phi3(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    _partial(fields, config)
+    config["sliding_window"] = fields.integer("attention.sliding_window", None)
+    config["original_max_position_embeddings"] = fields.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+
+
+def _starcoder2(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["hidden_act"] = "gelu_pytorch_tanh"
+    config["use_bias"] = "blk.0.attn_q.bias" in names
+    config["sliding_window"] = fields.integer("attention.sliding_window", None)
+
+
+def _stablelm(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    _partial(fields, config)
+    config["use_qkv_bias"] = "blk.0.attn_q.bias" in names
+    config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
+    config["stacked_head_norms"] = True
+    config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in names
+
+
+def _granite(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+    scales = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
+    config.update({key: fields.number(name, 1.0) for name, key in scales.items()})
+    config["attention_multiplier"] = fields.number("attention.scale", config["head_dim"] ** -0.5)
+
+
+def _command_r(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["logit_scale"] = fields.number("logit_scale")
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in names
+
+
+def _smollm3(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["no_rope_layer_interval"] = 4  # fixed in llama.cpp
+
+
+def _seed_oss(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    config["attention_out_bias"] = "blk.0.attn_output.bias" in names
+
+
+def _ernie(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["use_bias"] = "blk.0.attn_q.bias" in names
+
+
+def _nemotron(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    _partial(fields, config)
+    config["hidden_act"] = "relu2"
+    config["attention_bias"] = "blk.0.attn_q.bias" in names
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in names
+
+
+def _gpt2(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["hidden_act"] = "gelu_new"
+    config["conv1d"] = False  # conversion turned the matrices
+
+
+def _gpt_neox(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    _partial(fields, config)
+    config["hidden_act"] = "gelu"
+    config["use_parallel_residual"] = bool(fields.raw("use_parallel_residual"))
+    config["attention_bias"] = "blk.0.attn_qkv.bias" in names
+
+
+def _bloom(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    config["hidden_act"] = "gelu_tanh"
+
+
+def _falcon(fields: Fields, config: Config, names: frozenset[str]) -> None:
+    groups, two = config["num_key_value_heads"], "blk.0.attn_norm_2.weight" in names
+    new = two or 1 < groups < config["num_attention_heads"]
+    config.update(hidden_act="gelu", new_decoder_architecture=new, num_kv_heads=groups, multi_query=groups == 1)
+    config.update(num_ln_in_parallel_attn=2 if two else 1, bias="blk.0.attn_qkv.bias" in names)
+
+
 _LLAMA_UNDO = {"attn_q": rope_order("num_attention_heads"), "attn_k": rope_order("num_key_value_heads")}
 _GEMMA3_NORMS = ("attn_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "output_norm")
+_ONES = dict.fromkeys(_GEMMA3_NORMS, minus_one)
+_FINAL = {"token_embd": "model.embed_tokens", "output_norm": "model.final_layernorm", "output": "lm_head"}
+_FUSED = {"attn_qkv": by_group}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", "LlamaForCausalLM", _llama, undo=_LLAMA_UNDO),
+    "internlm2": Family("llama", "LlamaForCausalLM", _llama, undo=_LLAMA_UNDO),  # conversion takes wqkv apart and reorders it like Llama's
+    "granite": Family("granite", "GraniteForCausalLM", _granite, undo=_LLAMA_UNDO),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", _smollm3, undo=_LLAMA_UNDO),
+    "seed_oss": Family("seed_oss", "SeedOssForCausalLM", _seed_oss, SEED_NAMES),
+    "ernie4_5": Family("ernie4_5", "Ernie4_5ForCausalLM", _ernie),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", _qwen2),
-    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, GEMMA3_NAMES, dict.fromkeys(_GEMMA3_NORMS, minus_one)),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", _qwen3, {**LAYER_NAMES, **QK_NORMS}),
+    "gemma": Family("gemma", "GemmaForCausalLM", _gemma, undo=_ONES),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", _gemma2, GEMMA3_NAMES, _ONES),
+    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", _gemma3, GEMMA3_NAMES, _ONES),
+    "phi2": Family("phi", "PhiForCausalLM", _phi2, PHI2_NAMES, top_names=_FINAL),
+    "phi3": Family("phi3", "Phi3ForCausalLM", _phi3, PHI3_NAMES),
+    "starcoder2": Family("starcoder2", "Starcoder2ForCausalLM", _starcoder2, STARCODER2_NAMES),
+    "stablelm": Family("stablelm", "StableLmForCausalLM", _stablelm, STABLELM_NAMES),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", _qwen3, OLMO2_NAMES),
+    "nemotron": Family("nemotron", "NemotronForCausalLM", _nemotron, UNGATED, _ONES),
+    "command-r": Family("cohere", "CohereForCausalLM", _command_r, {**LAYER_NAMES, **QK_NORMS}),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel", _gpt2, GPT2_NAMES, top_names=GPT2_TOP, layers="transformer.h"),
+    "gptneox": Family("gpt_neox", "GPTNeoXForCausalLM", _gpt_neox, NEOX_NAMES, _FUSED, NEOX_TOP, "gpt_neox.layers"),
+    "bloom": Family("bloom", "BloomForCausalLM", _bloom, MEGATRON_NAMES, _FUSED, BLOOM_TOP, "transformer.h"),
+    "falcon": Family(
+        "falcon", "FalconForCausalLM", _falcon, MEGATRON_NAMES, _FUSED, BLOOM_TOP, "transformer.h", ("blk.0.attn_norm_2.weight", FALCON_40B_NAMES)
+    ),
 }

@@ -11,7 +11,7 @@ from octavo.errors import ConfigError
 
 MODULE = "octavo._native"
 FORMATS = ("f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")  # numbered as in csrc/kernels.h
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 @cache

@@ -29,6 +29,12 @@ class Scope:
     def __truediv__(self, part: str | int) -> Scope:
         return replace(self, name=self.tensor(str(part)))
 
+    def optional(self, part: str) -> Scope:
+        """``scope / part`` if the checkpoint has tensors there, else ``scope``: a model may be saved without its head, and then without the name
+        of its body."""
+        inner = self / part
+        return inner if any(name.startswith(f"{inner.name}.") for name in self.loader.checkpoint.names()) else self
+
     def tensor(self, leaf: str) -> str:
         """Checkpoint name of ``leaf`` (such as "weight") in this scope."""
         return f"{self.name}.{leaf}" if self.name else leaf

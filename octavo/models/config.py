@@ -41,6 +41,21 @@ class ModelConfig:
             raise self._wrong(key, value, "a positive number")
         return value if value is None else float(value)
 
+    def positives(self, key: str) -> tuple[float, ...]:
+        """A list of positive numbers."""
+        values = self._get(key, _REQUIRED, (list,))
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise self._wrong(key, value, "positive numbers")
+        return tuple(map(float, values))
+
+    def flags(self, key: str, length: int) -> list[bool] | None:
+        """A list of ``length`` truth values (or 0 and 1), or None if there is none."""
+        values = self._get(key, None, (list,))
+        if values is not None and (len(values) != length or not all(value in (0, 1) for value in values)):
+            raise self._wrong(key, values, f"a list of {length} truth values")
+        return None if values is None else [bool(value) for value in values]
+
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._get(key, default, (bool,)))
 

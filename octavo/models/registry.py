@@ -1,4 +1,4 @@
-"""Names of model families to lazy imports, and the one way to load a model."""
+"""The one way to load a model: its family is imported when a checkpoint asks for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from octavo.errors import ConfigError, UnsupportedModel
 from octavo.layers.scope import Scope
 from octavo.models.config import ModelConfig
+from octavo.models.families import ARCHITECTURES, BUILDERS
 from octavo.parallel.local import LocalGroup
 from octavo.weights.loader import WeightLoader
 
@@ -19,18 +20,6 @@ if TYPE_CHECKING:
     from octavo.checkpoint.base import Checkpoint
     from octavo.models.base import Model
     from octavo.parallel import Group
-
-# ``architectures`` or ``model_type`` of a configuration -> module:builder, called with (scope, config).
-FAMILIES = {
-    "LlamaForCausalLM": "octavo.models.llama:llama",
-    "MistralForCausalLM": "octavo.models.llama:mistral",
-    "Qwen2ForCausalLM": "octavo.models.qwen2:qwen2",
-    "Gemma3ForCausalLM": "octavo.models.gemma3:Gemma3",
-    "llama": "octavo.models.llama:llama",
-    "mistral": "octavo.models.llama:mistral",
-    "qwen2": "octavo.models.qwen2:qwen2",
-    "gemma3_text": "octavo.models.gemma3:Gemma3",
-}
 
 
 def load_model(
@@ -62,12 +51,12 @@ def find_family(config: ModelConfig) -> Callable[[Scope, ModelConfig], Model]:
     names = [name for name in config.values.get("architectures") or [] if isinstance(name, str)]
     names = names or [config.text("model_type", "")]
     for name in names:
-        if name in FAMILIES:
-            module, builder = FAMILIES[name].split(":")
-            return cast("Callable[[Scope, ModelConfig], Model]", getattr(import_module(module), builder))
-    close = get_close_matches(names[0], FAMILIES, n=3, cutoff=0.5)
+        if name in BUILDERS:
+            module, builder = BUILDERS[name].split(":")
+            return cast("Callable[[Scope, ModelConfig], Model]", getattr(import_module(f"octavo.models.{module}"), builder))
+    close = get_close_matches(names[0], BUILDERS, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise UnsupportedModel(f"architecture {names[0]!r} is not supported; {hint}known: {', '.join(FAMILIES)}")
+    raise UnsupportedModel(f"architecture {names[0]!r} is not supported; {hint}known: {', '.join(ARCHITECTURES)}")
 
 
 def _positions(config: ModelConfig, asked: int | None) -> int:

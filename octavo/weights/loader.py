@@ -7,6 +7,7 @@ gigabytes were read, and progress is known in bytes from the start.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,7 +17,7 @@ import torch
 
 from octavo.backend.base import RawWeight
 from octavo.checkpoint.formats import STORED_TYPES
-from octavo.errors import ConfigError, TensorMismatch
+from octavo.errors import ConfigError, TensorMismatch, UnsupportedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from octavo.backend.base import Backend, PackedWeight
-    from octavo.checkpoint.base import Checkpoint
+    from octavo.checkpoint.base import Checkpoint, RawTensor
     from octavo.parallel import Group
 
 Shard = Literal["outputs", "inputs"]  # the axis of a weight [outputs, inputs] that ranks divide; None keeps it whole on every rank
@@ -32,11 +33,40 @@ Shard = Literal["outputs", "inputs"]  # the axis of a weight [outputs, inputs] t
 _SHOWN = 10  # names an error lists before it counts the rest
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of a stored matrix (or values of a vector): ``first .. first + count - 1`` of every ``period`` of its ``total`` rows."""
+
+    total: int
+    period: int
+    first: int
+    count: int
+
+    def of(self, data: np.ndarray) -> np.ndarray:
+        """The chosen rows of ``data`` [total, ...], in order."""
+        chosen = data.reshape(self.total // self.period, self.period, *data.shape[1:])[:, self.first : self.first + self.count]
+        return chosen.reshape(-1, *data.shape[1:])
+
+
 class Part(NamedTuple):
-    """One stored tensor: its name and the number of its outputs (rows), before sharding."""
+    """Outputs (rows) of one weight that come from one stored tensor: its name and their number, before sharding.
+
+    ``rows``: which rows of the stored tensor they are, if it is fused; None is all of it. ``transposed``: it is stored as [inputs, outputs].
+    ``shape``: that of a vector stored with several dimensions.
+    """
 
     name: str
     outputs: int
+    rows: Rows | None = None
+    transposed: bool = False
+    shape: tuple[int, ...] | None = None
+
+    def stored_shape(self, *inputs: int) -> tuple[int, ...]:
+        """The shape in the file; ``inputs`` is one number for a matrix, nothing for a vector."""
+        if self.shape is not None:
+            return self.shape
+        shape = (self.rows.total if self.rows is not None else self.outputs, *inputs)
+        return shape[::-1] if self.transposed else shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +141,8 @@ class WeightLoader:
     # -- what the file must hold
 
     def _asked(self) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {part.name: (part.outputs,) for vector in self._vectors for part in vector.parts}
-        return shapes | {part.name: (part.outputs, key.inputs) for key in self._matrices for part in key.parts}
+        shapes: dict[str, tuple[int, ...]] = {part.name: part.stored_shape() for vector in self._vectors for part in vector.parts}
+        return shapes | {part.name: part.stored_shape(key.inputs) for key in self._matrices for part in key.parts}
 
     def _check(self) -> dict[str, int]:
         """Bytes of each asked tensor as stored, if the file holds exactly what was asked."""
@@ -146,10 +176,13 @@ class WeightLoader:
 
     def _read_matrix(self, part: Part, shard: Shard | None) -> RawWeight:
         raw = self.checkpoint.tensor(part.name)
-        outputs, inputs = raw.shape
-        data = raw.data
+        inputs, data = raw.shape[0] if part.transposed else raw.shape[1], raw.data
+        if part.transposed:
+            data = _transposed(raw)
+        if part.rows is not None:
+            data = part.rows.of(data)
         if shard == "outputs":
-            data = data[self._slice(outputs)]
+            data = data[self._slice(part.outputs)]
         elif shard == "inputs" and self.group.size > 1:
             if raw.columns is not None:
                 raise ConfigError(f"{part.name} has its inputs in another order (act-order), which {self.group.size} ranks cannot divide")
@@ -162,13 +195,24 @@ class WeightLoader:
 
     def _read_vector(self, part: Part, shard: Shard | None) -> Tensor:
         raw = self.checkpoint.tensor(part.name)
-        row = self.backend.pack([RawWeight(raw.format, (1, part.outputs), raw.data.reshape(1, -1))])
+        row = self.backend.pack([RawWeight(raw.format, (1, math.prod(raw.shape)), raw.data.reshape(1, -1))])
         vector = row.rows(torch.zeros(1, dtype=torch.int64, device=self.backend.device))[0].float()
+        if part.rows is not None:
+            vector = torch.from_numpy(part.rows.of(vector.cpu().numpy())).to(vector.device)
         return vector[self._slice(part.outputs)].clone() if shard == "outputs" else vector
 
     def _report(self, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(done, total)
+
+
+def _transposed(raw: RawTensor) -> np.ndarray:
+    """uint8 [N, bytes per row] of a matrix stored as [K, N]. Blocks of quantized types lie along the stored rows and cannot be turned."""
+    block, size = STORED_TYPES[raw.format]
+    if block != 1:
+        raise UnsupportedModel(f"{raw.name} is stored transposed and quantized ({raw.format}), which cannot be turned")
+    values = raw.data.reshape(raw.shape[0], raw.shape[1], size)
+    return np.ascontiguousarray(values.swapaxes(0, 1)).reshape(raw.shape[1], -1)
 
 
 def _count(number: int) -> str:

@@ -117,35 +117,90 @@ def test_norm(name: str, shape: tuple[int, ...], with_residual: bool) -> None:
             assert bits(y) == bits(whole[piece])
 
 
-@pytest.mark.parametrize(("head_dim", "rot"), [(64, 64), (80, 32), (96, 96), (128, 64), (6, 2)])
-def test_rope(backend: Backend, head_dim: int, rot: int) -> None:
+@pytest.mark.parametrize("shape", [(70, 576), (33, 33), (20, 3, 80), (9, 14, 20), (5, 5000), (6, 1)])
+@pytest.mark.parametrize("of_heads", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm(name: str, shape: tuple[int, ...], of_heads: bool, biased: bool) -> None:
+    """Centered; values far from zero, so that summing their squares without the mean would cancel."""
+    each = shape[1:] if of_heads else shape[-1:]
+    x, residual, weight = random_tensor(1, *shape) + 30, random_tensor(2, *shape), random_tensor(3, *each)
+    bias = random_tensor(4, *each) if biased else None
+    whole, total = make_backend(name).norm(x.clone(), weight, 1e-5, residual.clone(), bias=bias, center=True)
+    assert torch.equal(total, x + residual)
+    wide = total.double()
+    exact = torch.nn.functional.layer_norm(wide, wide.shape[-1:], eps=1e-5) * weight.double() + (0.0 if bias is None else bias.double())
+    torch.testing.assert_close(whole.double(), exact, rtol=3e-5, atol=3e-5)
+    for threads in THREADS:
+        other = make_backend(name, threads)
+        for at, rows in ((0, 1), (0, 3), (2, 3), (1, shape[0] - 1)):
+            piece = slice(at, at + rows)
+            y, _ = other.norm(x[piece].clone(), weight, 1e-5, residual[piece].clone(), bias=bias, center=True)
+            assert bits(y) == bits(whole[piece])
+
+
+def test_norm_of_each_head_with_its_own_weight_and_bias(backend: Backend) -> None:
+    x, weight, bias = random_tensor(1, 9, 6, 20), random_tensor(2, 6, 20), random_tensor(3, 6, 20)
+    out, _ = backend.norm(x[:, ::2].clone(), weight[:3], 1e-5, bias=bias[:3])
+    wide = x[:, ::2].double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight[:3].double() + bias[:3].double()
+    torch.testing.assert_close(out.double(), exact, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("head_dim", "rot"), [(64, 64), (80, 32), (96, 96), (128, 64), (6, 2), (70, 34)])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope(backend: Backend, head_dim: int, rot: int, interleaved: bool) -> None:
     q, k = random_tensor(1, 37, 6, head_dim), random_tensor(2, 37, 2, head_dim)
     positions = torch.randint(0, 500, (37,), generator=torch.Generator().manual_seed(0))
     angles = torch.arange(500).double()[:, None] * 10000.0 ** (-torch.arange(0, rot, 2).double() / rot)
     table = torch.cat([angles.cos(), angles.sin()], dim=1).float()
-    rotated = backend.rope(q.clone(), k.clone(), positions, table)
+    rotated = backend.rope(q.clone(), k.clone(), positions, table, interleaved=interleaved)
     turn = torch.polar(torch.ones_like(angles), angles)[positions][:, None]
     for x, y in zip((q, k), rotated, strict=True):
-        pairs = torch.complex(x[..., : rot // 2].double(), x[..., rot // 2 : rot].double()) * turn
-        exact = torch.cat([pairs.real, pairs.imag, x[..., rot:].double()], dim=-1)
+        halves = x[..., :rot].double().unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x[..., :rot].double().chunk(2, dim=-1)
+        pairs = torch.complex(*(half.contiguous() for half in halves)) * turn
+        turned = torch.stack([pairs.real, pairs.imag], dim=-1).flatten(-2) if interleaved else torch.cat([pairs.real, pairs.imag], dim=-1)
+        exact = torch.cat([turned, x[..., rot:].double()], dim=-1)
         torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-6)
         assert torch.equal(y[..., rot:], x[..., rot:])
     for at, rows in ((0, 1), (5, 7), (36, 1)):
         piece = slice(at, at + rows)
-        part = backend.rope(q[piece].clone(), k[piece].clone(), positions[piece], table)
+        part = backend.rope(q[piece].clone(), k[piece].clone(), positions[piece], table, interleaved=interleaved)
         assert [bits(y) for y in part] == [bits(y[piece]) for y in rotated]
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+FUNCTIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "relu": torch.nn.functional.relu,
+    "relu2": lambda x: torch.nn.functional.relu(x) ** 2,
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("width", [1, 37, 1536, 5000])
+def test_act(name: str, kind: str, width: int) -> None:
+    x = random_tensor(1, 40, width) * 4
+    x[0, 0], x[1, 0], x[2, 0], x[3, 0] = 90.0, -90.0, -700.0, float("nan")
+    whole = make_backend(name).act(x.clone(), kind)
+    exact = FUNCTIONS[kind](x.double())
+    assert whole[3, 0].isnan()
+    kept = ~exact.isnan()
+    assert ((whole - exact).abs() <= 3e-6 * exact.abs() + 1.5e-7 * x.double().abs())[kept].all()
+    for threads in THREADS:
+        other = make_backend(name, threads)
+        for at, rows in ((0, 1), (0, 7), (3, 5), (39, 1)):
+            assert bits(other.act(x[at : at + rows].clone(), kind)) == bits(whole[at : at + rows])
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("width", [1, 37, 1536, 5000])
 def test_act_mul(name: str, kind: str, width: int) -> None:
     x = random_tensor(1, 40, 2 * width) * 4
     x[0, 0], x[1, 0], x[2, 0] = 90.0, -90.0, -700.0
     gate, up = x.double().chunk(2, dim=-1)
-    function = torch.nn.functional
-    acts = {"silu": function.silu, "gelu": function.gelu, "gelu_tanh": lambda g: function.gelu(g, approximate="tanh")}
     whole = make_backend(name).act_mul(x.clone(), kind)
-    exact = acts[kind](gate) * up
+    exact = FUNCTIONS[kind](gate) * up
     # Where the gate is far below zero a float32 computation cancels: its error is relative to the factors, not to the product.
     assert ((whole - exact).abs() <= 3e-6 * exact.abs() + 1.5e-7 * (gate * up).abs()).all()
     for threads in THREADS:
@@ -157,6 +212,8 @@ def test_act_mul(name: str, kind: str, width: int) -> None:
 def test_act_mul_unknown_kind(backend: Backend) -> None:
     with pytest.raises(UnsupportedModel, match="relu7"):
         backend.act_mul(torch.zeros(1, 2), "relu7")
+    with pytest.raises(UnsupportedModel, match="relu7"):
+        backend.act(torch.zeros(1, 2), "relu7")
 
 
 def test_memory_and_description(backend: Backend) -> None:

@@ -256,6 +256,39 @@ def test_rope_in_place_on_views_of_one_projection() -> None:
         backend.rope(q, k, positions + 1, table)
 
 
+def _row_operations(isa: str, width: int) -> list[torch.Tensor]:
+    """Layer norm with the bias of each head, both rotations, every activation."""
+    native.select_isa(isa)
+    backend = CpuBackend(BackendOptions(threads=2))
+    x, weight, bias = random_tensor(1, 9, 3, width) * 3 + 5, random_tensor(2, 3, width), random_tensor(3, 3, width)
+    results = [backend.norm(x, weight, 1e-5, bias=bias, center=True)[0]]
+    rot = width // 4 * 2
+    if rot:
+        table, positions = random_tensor(4, 9, rot), torch.arange(9)
+        results += [y for turned in (False, True) for y in backend.rope(x.clone(), x[:, :1].clone(), positions, table, interleaved=turned)]
+    return results + [backend.act(x.flatten(1) - 5, kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")]
+
+
+@pytest.mark.parametrize("width", [1, 4, 15, 16, 33, 80, 1000])
+def test_row_operations_of_every_set_agree(width: int) -> None:
+    """avx2 and avx512 to the last bit, generic (which has no fused multiply-add) closely."""
+    results = {isa: _row_operations(isa, width) for isa in ISAS}
+    for found in results.values():
+        for y, generic in zip(found, results["generic"], strict=True):
+            torch.testing.assert_close(y, generic, rtol=2e-5, atol=2e-5)
+    if {"avx2", "avx512"} <= set(ISAS):
+        assert [bits(y) for y in results["avx2"]] == [bits(y) for y in results["avx512"]]
+
+
+def test_weights_that_fit_no_head_are_refused() -> None:
+    backend = CpuBackend(BackendOptions(threads=1))
+    x = random_tensor(1, 4, 3, 8)
+    with pytest.raises(OctavoError, match="a norm over 3 x 8"):
+        backend.norm(x, random_tensor(2, 2, 8), 1e-5)
+    with pytest.raises(OctavoError, match="a norm over 3 x 8"):
+        backend.norm(x, random_tensor(2, 3, 8), 1e-5, bias=random_tensor(3, 8))
+
+
 def test_memory_is_aligned_and_returned() -> None:
     pieces = [native.Memory(size) for size in (0, 1, 100, 1 << 20, 40 << 20)]
     assert all(piece.ptr % 64 == 0 for piece in pieces)

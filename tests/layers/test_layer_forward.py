@@ -16,6 +16,7 @@ from octavo.layers.linear import Embedding, Linear, LMHead
 from octavo.layers.mlp import GatedMLP
 from octavo.layers.norm import RMSNorm
 from octavo.layers.rope import Rope, RopeParameters
+from octavo.weights.loader import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ def test_a_scope_names_tensors_and_counts_attention_layers(scope_of: MakeScope) 
 def test_merged_projections_follow_one_another(scope_of: MakeScope) -> None:
     arrays = {"a.q.weight": array(6, 16), "a.k.weight": array(3, 16), "a.q.bias": array(6), "a.k.bias": array(3)}
     scope = scope_of(arrays)
-    merged = Linear(scope / "a", 16, {"q": 6, "k": 3}, bias=True)
+    merged = Linear(scope / "a", 16, [Part("q", 6), Part("k", 3)], bias=True)
     scope.loader.finish()
     parts = [F.linear(X.double(), wide(arrays[f"a.{n}.weight"]), wide(arrays[f"a.{n}.bias"])) for n in ("q", "k")]
     torch.testing.assert_close(merged(X).double(), torch.cat(parts, dim=1), atol=1e-5, rtol=0)
@@ -123,8 +124,8 @@ def test_gated_mlp(scope_of: MakeScope, activation: str, function: Callable[[tor
 
 
 def test_unknown_activations_are_refused(scope_of: MakeScope) -> None:
-    with pytest.raises(UnsupportedModel, match="'relu2' is not supported; known: silu"):
-        GatedMLP(scope_of({}) / "m", 16, 12, "relu2")
+    with pytest.raises(UnsupportedModel, match="'mish' is not supported; known: silu"):
+        GatedMLP(scope_of({}) / "m", 16, 12, "mish")
 
 
 def test_heads_that_ranks_cannot_divide_are_refused(scope_of: MakeScope) -> None:

@@ -14,9 +14,9 @@ import torch
 from octavo.backend.base import BackendOptions
 from octavo.backend.reference import ReferenceBackend
 from octavo.checkpoint.base import RawTensor
-from octavo.errors import ConfigError, TensorMismatch
+from octavo.errors import ConfigError, TensorMismatch, UnsupportedModel
 from octavo.parallel.local import LocalGroup
-from octavo.weights.loader import Part, WeightLoader
+from octavo.weights.loader import Part, Rows, WeightLoader
 from tests.weights.memory_checkpoint import MemoryCheckpoint
 
 
@@ -172,3 +172,58 @@ def test_ranks_that_do_not_divide_a_weight_are_refused(backend: ReferenceBackend
     loader = WeightLoader(MemoryCheckpoint({}), backend, SimpleNamespace(rank=0, size=4), None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="w has 6 outputs, which 4 ranks cannot divide evenly"):
         loader.matrix([Part("w", 6)], 8, lambda _: None, shard="outputs")
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_fused_tensors_are_taken_apart_whatever_their_format(kind: str, backend: ReferenceBackend) -> None:
+    """Two groups, each of three rows of queries, one of keys, one of values."""
+    fused = stored("qkv", random(10, 64), gguf.GGMLQuantizationType[kind])
+    values = gguf.quants.dequantize(fused.data, gguf.GGMLQuantizationType[kind]).reshape(2, 5, 64)
+    bias = random(10)
+    loader, out = WeightLoader(MemoryCheckpoint({"qkv": fused, "b": bias}), backend, LocalGroup()), SimpleNamespace()
+    spans = ((0, 3), (3, 1), (4, 1))
+    loader.matrix([Part("qkv", 2 * n, Rows(10, 5, at, n)) for at, n in spans], 64, place(out, "w"))
+    loader.vector([Part("b", 2 * n, Rows(10, 5, at, n)) for at, n in spans], place(out, "b"))
+    loader.finish()
+    expected = np.concatenate([values[:, at : at + n].reshape(-1, 64) for at, n in spans])
+    assert np.array_equal(out.w.rows(torch.arange(10)).numpy(), expected)
+    assert np.array_equal(out.b.numpy(), np.concatenate([bias.reshape(2, 5)[:, at : at + n].reshape(-1) for at, n in spans]))
+
+
+def test_ranks_divide_each_part_of_a_fused_tensor(backend: ReferenceBackend) -> None:
+    fused = random(8, 6)
+    for rank in range(2):
+        loader, out = WeightLoader(MemoryCheckpoint({"w": fused}), backend, SimpleNamespace(rank=rank, size=2)), SimpleNamespace()
+        loader.matrix([Part("w", 4, Rows(8, 8, at, 4)) for at in (0, 4)], 6, place(out, "w"), shard="outputs")
+        loader.finish()
+        expected = np.concatenate([fused[2 * rank : 2 * rank + 2], fused[4 + 2 * rank : 6 + 2 * rank]])
+        assert np.array_equal(out.w.rows(torch.arange(4)).numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_transposed_matrices_are_turned(kind: str, backend: ReferenceBackend) -> None:
+    weight = stored("w", random(6, 4), gguf.GGMLQuantizationType[kind])  # 6 inputs, 4 outputs
+    values = gguf.quants.dequantize(weight.data, gguf.GGMLQuantizationType[kind])
+    for rank in range(2):
+        loader, out = WeightLoader(MemoryCheckpoint({"w": weight}), backend, SimpleNamespace(rank=rank, size=2)), SimpleNamespace()
+        loader.matrix([Part("w", 4, transposed=True)], 6, place(out, "inputs"), shard="inputs")
+        loader.matrix([Part("w", 2, Rows(4, 2, 1, 1), transposed=True)], 6, place(out, "odd"), shard="outputs")
+        loader.finish()
+        assert np.array_equal(out.inputs.rows(torch.arange(4)).numpy(), values.T[:, 3 * rank : 3 * rank + 3])
+        assert np.array_equal(out.odd.rows(torch.arange(1)).numpy(), values.T[1 + 2 * rank][None])
+
+
+def test_quantized_matrices_cannot_be_turned(backend: ReferenceBackend) -> None:
+    weight = stored("w", random(64, 32), gguf.GGMLQuantizationType.Q8_0)
+    loader = WeightLoader(MemoryCheckpoint({"w": weight}), backend, LocalGroup())
+    loader.matrix([Part("w", 32, transposed=True)], 64, lambda weight: None)
+    with pytest.raises(UnsupportedModel, match=r"w is stored transposed and quantized \(q8_0\)"):
+        loader.finish()
+
+
+def test_a_fused_tensor_of_another_size_is_named(backend: ReferenceBackend) -> None:
+    loader = WeightLoader(MemoryCheckpoint({"w": random(9, 6), "t": random(4, 6)}), backend, LocalGroup())
+    loader.matrix([Part("w", 4, Rows(8, 8, at, 4)) for at in (0, 4)], 6, lambda weight: None)
+    loader.matrix([Part("t", 4, transposed=True)], 6, lambda weight: None)
+    with pytest.raises(TensorMismatch, match=r"t \[4, 6\] where the configuration says \[6, 4\], w \[9, 6\] where the configuration says \[8, 6\]"):
+        loader.finish()

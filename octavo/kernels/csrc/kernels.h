@@ -132,19 +132,24 @@ struct GatherArgs {
   Element element;
 };
 
-// s = x + residual (or x); out = s / sqrt(mean(s * s) + eps) * weight. Rows are (outer, inner) pairs; inner rows of x are contiguous.
+// s = x + residual (or x); c = s - mean(s) if ``center``, else s; out = c / sqrt(mean(c * c) + eps) * weight (+ bias).
+// Rows are (outer, inner) pairs; inner rows of x are contiguous.
 struct NormArgs {
   const float* x;
   const float* residual;  // contiguous, or null
   const float* weight;
+  const float* bias;  // or null
   float* out;  // contiguous
   float* sum;  // contiguous; null exactly if residual is
   float eps;
   int64_t outer, inner, width;
   int64_t x_stride;  // between outer rows
+  int64_t weight_stride;  // between inner rows, of weight and bias: 0 if they share one
+  bool center;
 };
 
-// Rotate halves of the first ``rot`` components of each head, in place. table [positions, rot]: rot / 2 cosines, then rot / 2 sines.
+// Rotate the first ``rot`` components of each head, in place: pairs are (i, i + rot / 2), or neighbours (2 i, 2 i + 1) if ``interleaved``.
+// table [positions, rot]: rot / 2 cosines, then rot / 2 sines.
 struct RopeArgs {
   float* q;
   float* k;
@@ -152,17 +157,19 @@ struct RopeArgs {
   const float* table;
   int64_t q_stride, k_stride;  // between tokens
   int64_t tokens, heads, kv_heads, head_dim, rot;
+  bool interleaved;
 };
 
-enum class Activation : int32_t { silu, gelu, gelu_tanh };
+enum class Activation : int32_t { silu, gelu, gelu_tanh, relu, relu2, count };  // relu2: max(x, 0)^2
 
-// y[t, f] = act(x[t, f]) * x[t, F + f].
-struct ActMulArgs {
+// y[t, f] = act(x[t, f]), times x[t, F + f] if ``gated``.
+struct ActArgs {
   const float* x;
   float* y;
   int64_t x_stride;
   int64_t tokens, features;
   Activation kind;
+  bool gated;
 };
 
 // y[t, k] = x[t, columns[k]]; y contiguous.
@@ -229,7 +236,7 @@ struct KernelSet {
   void (*qgather)(const QGatherArgs&);
   void (*norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
-  void (*act_mul)(const ActMulArgs&);
+  void (*act)(const ActArgs&);
   void (*take)(const TakeArgs&);
   void (*add_bias)(const BiasArgs&);
   void (*attention)(const AttentionArgs&);

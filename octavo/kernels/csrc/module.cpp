@@ -150,29 +150,29 @@ class QuantPanels {
   Memory memory_;
 };
 
-void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner, int64_t width,
-          int64_t x_stride) {
+void norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t bias, uintptr_t out, uintptr_t sum, float eps, int64_t outer, int64_t inner,
+          int64_t width, int64_t x_stride, int64_t weight_stride, bool center) {
   require((residual == 0) == (sum == 0), "norm needs both residual and sum, or neither");
-  const NormArgs args{pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<float>(out),
-                      pointer<float>(sum), eps, outer, inner, width, x_stride};
+  const NormArgs args{pointer<const float>(x), pointer<const float>(residual), pointer<const float>(weight), pointer<const float>(bias),
+                      pointer<float>(out), pointer<float>(sum), eps, outer, inner, width, x_stride, weight_stride, center};
   submit("norm", [args] { kernels().norm(args); });
 }
 
 void rope(uintptr_t q, uintptr_t k, uintptr_t positions, uintptr_t table, int64_t table_rows, int64_t q_stride, int64_t k_stride, int64_t tokens,
-          int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot) {
+          int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rot, bool interleaved) {
   require(rot >= 0 && rot <= head_dim && rot % 2 == 0, "rotary width " + std::to_string(rot) + " does not fit a head of " + std::to_string(head_dim));
   const RopeArgs args{pointer<float>(q), pointer<float>(k), pointer<const int64_t>(positions), pointer<const float>(table), q_stride, k_stride, tokens,
-                      heads, kv_heads, head_dim, rot};
+                      heads, kv_heads, head_dim, rot, interleaved};
   submit("rope", [args, table_rows] {
     check_range(args.positions, args.tokens, table_rows, "position");
     kernels().rope(args);
   });
 }
 
-void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind) {
-  require(kind >= 0 && kind <= static_cast<int32_t>(Activation::gelu_tanh), "unknown activation number " + std::to_string(kind));
-  const ActMulArgs args{pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind)};
-  submit("act_mul", [args] { kernels().act_mul(args); });
+void act(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t features, int32_t kind, bool gated) {
+  require(kind >= 0 && kind < static_cast<int32_t>(Activation::count), "unknown activation number " + std::to_string(kind));
+  const ActArgs args{pointer<const float>(x), pointer<float>(y), x_stride, tokens, features, static_cast<Activation>(kind), gated};
+  submit(gated ? "act_mul" : "act", [args] { kernels().act(args); });
 }
 
 void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t key_scales,
@@ -280,7 +280,7 @@ NB_MODULE(_native, m) {
   m.def("gather", &gather, unlocked);
   m.def("norm", &norm, unlocked);
   m.def("rope", &rope, unlocked);
-  m.def("act_mul", &act_mul, unlocked);
+  m.def("act", &act, unlocked);
   m.def("take", &take, unlocked);
   m.def("add_bias", &add_bias, unlocked);
   m.def("attention", &attention, unlocked);

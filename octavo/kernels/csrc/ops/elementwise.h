@@ -1,4 +1,4 @@
-// Norm, rotary embedding and gated activations. Rows are independent; tails use masked loads with the same arithmetic as full vectors.
+// Norms, rotary embedding and activations. Rows are independent; tails use masked loads with the same arithmetic as full vectors.
 #pragma once
 
 #include <algorithm>
@@ -36,10 +36,34 @@ inline void store_at(Vec v, float* p, int64_t n) {
   }
 }
 
+// The sum of f(offset, n) over the vectors of a row: vector i goes to sum i % 4.
+template <class F>
+inline float sum_vectors(int64_t width, const F& f) {
+  Vec sums[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};
+  for_vectors(width, [&](int64_t i, int64_t n) { f(i, n, sums[i / kLanes % 4]); });
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// Shift and scale a row: y = (s - mean) * inverse * weight (+ bias).
+template <bool center>
+inline void norm_values(const NormArgs& args, const float* s, const float* weight, const float* bias, float* out) {
+  const float width = static_cast<float>(args.width);
+  const Vec mean = Vec::set(center ? sum_vectors(args.width, [&](int64_t i, int64_t n, Vec& to) { to = to + load_at(s + i, n); }) / width : 0.0f);
+  const auto value = [&](int64_t i, int64_t n) { return center ? load_at(s + i, n) - mean : load_at(s + i, n); };
+  const float squares = sum_vectors(args.width, [&](int64_t i, int64_t n, Vec& to) {
+    Vec v = value(i, n);
+    if (center) v = keep_lanes(v, 0, n, Vec::zero());  // lanes beyond the row hold -mean
+    to = fma(v, v, to);
+  });
+  const Vec inverse = Vec::set(1.0f / std::sqrt(squares / width + args.eps));
+  for_vectors(args.width, [&](int64_t i, int64_t n) {
+    const Vec y = (value(i, n) * inverse) * load_at(weight + i, n);
+    store_at(bias == nullptr ? y : y + load_at(bias + i, n), out + i, n);
+  });
+}
+
 inline void norm_row(const NormArgs& args, int64_t row) {
   const float* x = args.x + row / args.inner * args.x_stride + row % args.inner * args.width;
-  float* out = args.out + row * args.width;
-  Vec squares[4] = {Vec::zero(), Vec::zero(), Vec::zero(), Vec::zero()};  // vector i goes to sum i % 4
   const float* s = x;
   if (args.residual != nullptr) {
     const float* residual = args.residual + row * args.width;
@@ -47,36 +71,43 @@ inline void norm_row(const NormArgs& args, int64_t row) {
     for_vectors(args.width, [&](int64_t i, int64_t n) { store_at(load_at(x + i, n) + load_at(residual + i, n), sum + i, n); });
     s = sum;
   }
-  for_vectors(args.width, [&](int64_t i, int64_t n) {
-    const Vec v = load_at(s + i, n);
-    Vec& to = squares[i / kLanes % 4];
-    to = fma(v, v, to);
-  });
-  const float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / static_cast<float>(args.width);
-  const Vec inverse = Vec::set(1.0f / std::sqrt(mean + args.eps));
-  for_vectors(args.width, [&](int64_t i, int64_t n) { store_at((load_at(s + i, n) * inverse) * load_at(args.weight + i, n), out + i, n); });
+  const int64_t at = row % args.inner * args.weight_stride;
+  const float* bias = args.bias == nullptr ? nullptr : args.bias + at;
+  const auto values = args.center ? norm_values<true> : norm_values<false>;
+  values(args, s, args.weight + at, bias, args.out + row * args.width);
 }
 
 inline void norm(const NormArgs& args) {
   for_rows(args.outer * args.inner, args.width, [&](int64_t row) { norm_row(args, row); });
 }
 
-inline void rotate_heads(float* x, int64_t heads, int64_t head_dim, const float* cosines, const float* sines, int64_t half) {
-  for (int64_t h = 0; h < heads; ++h, x += head_dim) {
-    for_vectors(half, [&](int64_t i, int64_t n) {
-      const Vec a = load_at(x + i, n), b = load_at(x + half + i, n), c = load_at(cosines + i, n), s = load_at(sines + i, n);
-      store_at(a * c - b * s, x + i, n);
-      store_at(b * c + a * s, x + half + i, n);
-    });
-  }
+inline void rotate_halves(float* x, const float* cosines, const float* sines, int64_t half) {
+  for_vectors(half, [&](int64_t i, int64_t n) {
+    const Vec a = load_at(x + i, n), b = load_at(x + half + i, n), c = load_at(cosines + i, n), s = load_at(sines + i, n);
+    store_at(a * c - b * s, x + i, n);
+    store_at(b * c + a * s, x + half + i, n);
+  });
+}
+
+inline void rotate_neighbours(float* x, const float* cosines, const float* sines, int64_t half) {
+  float even[kLanes], odd[kLanes];
+  for_vectors(half, [&](int64_t i, int64_t n) {
+    float* pairs = x + 2 * i;
+    for (int64_t j = 0; j < n; ++j) even[j] = pairs[2 * j], odd[j] = pairs[2 * j + 1];
+    const Vec a = load_at(even, n), b = load_at(odd, n), c = load_at(cosines + i, n), s = load_at(sines + i, n);
+    store_at(a * c - b * s, even, n);
+    store_at(b * c + a * s, odd, n);
+    for (int64_t j = 0; j < n; ++j) pairs[2 * j] = even[j], pairs[2 * j + 1] = odd[j];
+  });
 }
 
 inline void rope(const RopeArgs& args) {
+  const auto rotate = args.interleaved ? rotate_neighbours : rotate_halves;
   for_rows(args.tokens, (args.heads + args.kv_heads) * args.head_dim, [&](int64_t t) {
     const float* row = args.table + args.positions[t] * args.rot;
     const int64_t half = args.rot / 2;
-    rotate_heads(args.q + t * args.q_stride, args.heads, args.head_dim, row, row + half, half);
-    rotate_heads(args.k + t * args.k_stride, args.kv_heads, args.head_dim, row, row + half, half);
+    for (int64_t h = 0; h < args.heads; ++h) rotate(args.q + t * args.q_stride + h * args.head_dim, row, row + half, half);
+    for (int64_t h = 0; h < args.kv_heads; ++h) rotate(args.k + t * args.k_stride + h * args.head_dim, row, row + half, half);
   });
 }
 
@@ -88,24 +119,33 @@ inline Vec gelu_tanh(Vec x) {
   return x / (Vec::set(1.0f) + exp(minus_2u));
 }
 
+// NaN stays NaN: it is the second operand.
+inline Vec relu(Vec x) { return max(Vec::zero(), x); }
+
 template <class F>
-inline void act_mul_with(const ActMulArgs& args, const F& act) {
+inline void act_with(const ActArgs& args, const F& f) {
   constexpr int64_t piece = 512;  // a wide row is shared by several tasks
   const int64_t pieces = (args.features + piece - 1) / piece;
   for_rows(args.tokens * pieces, piece, [&](int64_t task) {
-    const int64_t t = task / pieces, first = task % pieces * piece;
-    const float *gate = args.x + t * args.x_stride + first, *up = gate + args.features;
+    const int64_t t = task / pieces, first = task % pieces * piece, width = std::min(piece, args.features - first);
+    const float *x = args.x + t * args.x_stride + first, *up = x + args.features;
     float* y = args.y + t * args.features + first;
-    const auto vector = [&](int64_t i, int64_t n) { store_at(act(load_at(gate + i, n)) * load_at(up + i, n), y + i, n); };
-    for_vectors(std::min(piece, args.features - first), vector);
+    if (args.gated) {
+      for_vectors(width, [&](int64_t i, int64_t n) { store_at(f(load_at(x + i, n)) * load_at(up + i, n), y + i, n); });
+    } else {
+      for_vectors(width, [&](int64_t i, int64_t n) { store_at(f(load_at(x + i, n)), y + i, n); });
+    }
   });
 }
 
-inline void act_mul(const ActMulArgs& args) {
+inline void act(const ActArgs& args) {
   switch (args.kind) {
-    case Activation::silu: return act_mul_with(args, [](Vec x) { return silu(x); });
-    case Activation::gelu: return act_mul_with(args, [](Vec x) { return gelu(x); });
-    case Activation::gelu_tanh: return act_mul_with(args, [](Vec x) { return gelu_tanh(x); });
+    case Activation::silu: return act_with(args, [](Vec x) { return silu(x); });
+    case Activation::gelu: return act_with(args, [](Vec x) { return gelu(x); });
+    case Activation::gelu_tanh: return act_with(args, [](Vec x) { return gelu_tanh(x); });
+    case Activation::relu: return act_with(args, [](Vec x) { return relu(x); });
+    case Activation::relu2: return act_with(args, [](Vec x) { return relu(x) * relu(x); });
+    case Activation::count: return;
   }
 }
 
