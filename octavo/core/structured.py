@@ -11,8 +11,11 @@ from octavo.errors import InvalidParameter
 # UTF-8 bytes, entries and levels that a request may bring. A compiled grammar takes some tens of bytes for each byte of its text.
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_SCHEMA_DEPTH = 64
-MAX_GRAMMAR_BYTES = 1 << 18
+MAX_GRAMMAR_BYTES = 1 << 16
 MAX_GRAMMAR_DEPTH = 100  # brackets within brackets of a grammar or regular expression
+MAX_RULE_DEPTH = 128  # rules that refer to rules
+MAX_MULTIPLE = 10_000  # of multipleOf, as a whole number of its last decimal place
+MAX_MULTIPLES = 100_000  # product of the different ones in a schema
 MAX_REGEX_BYTES = 1 << 14
 MAX_CHOICES = 10_000
 MAX_CHOICE_BYTES = 1 << 20  # of all choices together

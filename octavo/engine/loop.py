@@ -14,7 +14,7 @@ from octavo.core.plan import StepPlan, TokenDelta
 from octavo.engine.admission import sequences
 from octavo.engine.masks import Masks
 from octavo.engine.messages import Abort, AddRequest, Deltas, GetStats, Shutdown, Stats
-from octavo.errors import RequestError
+from octavo.errors import GrammarError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,8 +109,11 @@ class EngineLoop:
             self._executor.launch(plan)
             masks = self._masks.fill(plan, self._slots)
             result = self._executor.sample(masks)
-            self._masks.advance(plan, result, self._slots)
+            failed = self._masks.advance(plan, result, self._slots)
             deltas = self._scheduler.commit(plan, result)
+            for delta in deltas if failed else ():
+                if (delta.request_id, delta.index) in failed:
+                    delta.error_kind = GrammarError.__name__
         except Exception as error:
             deltas = self._contain(plan, error)
         self._send(deltas)

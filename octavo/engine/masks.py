@@ -95,11 +95,14 @@ class Masks:
         constraint.rollback(accepted)
         return mask if narrowed else None
 
-    def advance(self, plan: StepPlan, result: StepResult, slots: dict[int, Key]) -> None:
-        """Take over what the step sampled. Adds to ``result`` what the constraints have to say: errors, and forced tokens as the next draft."""
-        result.errors.update(self._failed)
+    def advance(self, plan: StepPlan, result: StepResult, slots: dict[int, Key]) -> set[Key]:
+        """Take over what the step sampled. Adds to ``result`` what the constraints have to say: errors, and forced tokens as the next draft.
+
+        Returns the sequences whose constraint failed.
+        """
         if not self._constraints:
-            return
+            return set()
+        result.errors.update(self._failed)
         for number, row in enumerate(plan.rows):
             key = slots.get(row.slot)
             constraint = None if key is None else self._constraints.get(key)
@@ -110,7 +113,7 @@ class Masks:
                     constraint.accept(token)
                 forced = constraint.forced()[:MAX_FORCED]
             except OctavoError as error:
-                result.errors[number] = error.message
+                self._failed[number] = result.errors[number] = error.message
                 continue
             if forced:
                 result.draft[number] = forced
@@ -118,3 +121,4 @@ class Masks:
             else:
                 self._forced.discard(key)
             self._drafts[key] = result.draft.get(number, [])
+        return {slots[plan.rows[number].slot] for number in self._failed}

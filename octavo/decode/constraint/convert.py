@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-from octavo.core.structured import MAX_GRAMMAR_DEPTH, MAX_TAGS
+from octavo.core.structured import MAX_TAGS
+from octavo.decode.constraint.lark import check_depth, check_rules
 from octavo.decode.constraint.schema import OWN_OPTIONS, check_schema, close_objects, parse_json
 from octavo.errors import GrammarError
 
@@ -56,13 +57,20 @@ def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
 def json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
     if params.disable_additional_properties:
         schema = close_objects(schema)
-    # As text: the engine reads true and false as schemas only so.
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(params))  # type: ignore[arg-type]
+    if schema is False:
+        raise GrammarError("structured_outputs.json: no text fits the schema false")
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=json_options(params))  # type: ignore[arg-type]
 
 
 def lark_of(text: str) -> str:
     """A Lark grammar as it is; GBNF (llama.cpp's notation, which has ``::=``) rewritten as Lark."""
     check_depth(text, "structured_outputs.grammar")
+    lark = _as_lark(text)
+    check_rules(lark, "structured_outputs.grammar")
+    return lark
+
+
+def _as_lark(text: str) -> str:
     if OWN_OPTIONS in text:
         raise GrammarError(f"structured_outputs.grammar: {OWN_OPTIONS} sets options of the grammar engine, which a request may not")
     if re.search(r"(?m)^\s*(start\s*:|%llguidance\b)", text) and "::=" not in text:
@@ -75,15 +83,6 @@ def lark_of(text: str) -> str:
         raise GrammarError("structured_outputs.grammar: the GBNF grammar is nested too deep") from None
     except Exception as error:
         raise GrammarError(f"structured_outputs.grammar: this is not GBNF: {error}") from None
-
-
-def check_depth(text: str, what: str) -> None:
-    """Brackets within brackets, literal ones counted too: a bound, not a parse."""
-    depth = 0
-    for found in re.finditer(r"[()\[\]{}]", text):
-        depth = depth + 1 if found[0] in "([{" else max(0, depth - 1)
-        if depth > MAX_GRAMMAR_DEPTH:
-            raise GrammarError(f"{what} nests brackets deeper than {MAX_GRAMMAR_DEPTH} levels (at character {found.start():,})")
 
 
 def _literal(text: str) -> str:

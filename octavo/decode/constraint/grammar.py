@@ -20,16 +20,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import llguidance
+import numpy as np
 
 from octavo.decode.constraint.convert import json_grammar, to_grammar
 from octavo.decode.constraint.schema import children, parse_json
-from octavo.errors import GrammarError, OctavoError
+from octavo.errors import GrammarError, OctavoError, Overloaded
 from octavo.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from octavo.checkpoint.base import Checkpoint
@@ -43,12 +43,16 @@ BYTES_PER_BYTE = 64  # memory of a compiled grammar for each byte of its text: m
 BYTES_LEAST = 64 << 10
 MAX_WAITING = 256  # grammars that wait for a compiling thread
 THREADS = 2
+MAX_STUCK = 2  # compilations beyond their time whose threads are replaced: native code cannot be interrupted, it ends by its own limits
 STACK_BYTES = 512 << 20  # address space: the engine recurses over chains of rules, as many as the largest text can hold
 MAX_LOCATE = 500  # subschemas that are compiled alone to find the one that is wrong
 ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 ONE_OF_ADVICE = "oneOf is supported where its alternatives exclude each other, which cannot be seen here; say anyOf if more than one may hold"
 # Of the engine's own work, in its units: building a lexer (50k a millisecond), and one step's work in it (14k a millisecond).
-LIMITS = llguidance.LLParserLimits(max_lexer_states=100_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, verbose_errors=False)
+LIMITS = llguidance.LLParserLimits(
+    max_lexer_states=100_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_items_in_row=20_000, verbose_errors=False
+)
+PROBE_STEPS = 8
 
 
 class Vocabulary:
@@ -175,11 +179,15 @@ class Compilation:
         self.began: float | None = None  # time.monotonic(), once a thread has taken it
         self.result: Future[CompiledGrammar] = Future()
 
+    @property
+    def overdue(self) -> bool:
+        return self.began is not None and time.monotonic() - self.began > MAX_COMPILE_SECONDS
+
     def poll(self) -> CompiledGrammar | None:
         """The grammar, or None while it is compiled. Raises GrammarError."""
         if self.result.done():
             return self.result.result()
-        if self.began is not None and time.monotonic() - self.began > MAX_COMPILE_SECONDS:
+        if self.overdue:
             raise GrammarError(f"structured_outputs.{self.params.kind} takes longer than {MAX_COMPILE_SECONDS:g} s to compile, which is the limit")
         return None
 
@@ -195,6 +203,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[tuple[object, ...], Compilation] = OrderedDict()
         self._queue: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
         self._threads = 0
+        self._running: list[Compilation] = []  # one a busy thread
 
     @property
     def nbytes(self) -> int:
@@ -202,7 +211,7 @@ class GrammarCompiler:
         return sum(_size(entry) for entry in self._kept.values())
 
     def start(self, params: StructuredOutputsParams) -> Compilation:
-        """The compilation of ``params``: a kept one, one under way, or a new one. Raises GrammarError if too many wait."""
+        """The compilation of ``params``: a kept one, one under way, or a new one. Raises Overloaded if too many wait."""
         key = (
             params.kind, str(getattr(params, params.kind)), params.disable_any_whitespace, params.disable_additional_properties,
             params.whitespace_pattern,
@@ -211,12 +220,13 @@ class GrammarCompiler:
         if found is not None and not (found.result.done() and found.result.exception() is not None):
             self._kept.move_to_end(key)
             return found
-        if self._queue.qsize() >= MAX_WAITING:
-            raise GrammarError(f"{self._queue.qsize():,} grammars wait to be compiled; try again later")
+        stuck = sum(entry.overdue for entry in list(self._running))
+        if stuck > MAX_STUCK or self._queue.qsize() >= MAX_WAITING:
+            raise Overloaded(f"{self._queue.qsize():,} grammars wait and {stuck} take longer than {MAX_COMPILE_SECONDS:g} s; try again later")
         compilation = self._kept[key] = Compilation(params)
         self._shrink()
         self._queue.put(compilation)
-        if self._threads < THREADS:
+        if self._threads < THREADS + stuck:
             self._threads += 1
             self._start_thread()
         return compilation
@@ -243,11 +253,13 @@ class GrammarCompiler:
         while True:
             compilation = self._queue.get()
             compilation.began = time.monotonic()
+            self._running.append(compilation)
             try:
                 with native_errors("the grammar could not be compiled"):
                     compilation.result.set_result(self._compile(compilation.params))
             except OctavoError as error:
                 compilation.result.set_exception(error)
+            self._running.remove(compilation)
 
     def _vocab(self) -> Vocabulary:
         with self._loading:
@@ -270,18 +282,25 @@ def _size(entry: Compilation) -> int:
 
 
 def _try(vocabulary: Vocabulary, text: str) -> tuple[llguidance.LLMatcher | None, str]:
-    """Compile, then ask for the first mask: some grammars show only there that nothing fits them, or how costly they are. (None, why) if so."""
+    """Compile, then take a few steps: some grammars show only there that nothing fits them, or how costly they are. (None, why) if so."""
     matcher = llguidance.LLMatcher(vocabulary.native, text, log_level=0, limits=LIMITS)
     if matcher.is_error():
         return None, first_line(matcher.get_error())
-    probe = matcher.deep_copy()
-    spent = time.thread_time()
-    mask = probe.compute_bitmask()
-    spent = time.thread_time() - spent
-    if probe.is_error() or not any(mask):
-        return None, f"no text fits it ({first_line(probe.get_error()) or 'no token may come first'})"
-    if spent > MAX_MASK_SECONDS:
-        return None, f"it is too costly: its first step took {spent:.2f} s, the limit is {MAX_MASK_SECONDS:g} s"
+    probe = GrammarConstraint(matcher.deep_copy())
+    mask: NDArray[np.uint32] = np.empty(-(-vocabulary.native.vocab_size // 32), np.uint32)
+    for _ in range(PROBE_STEPS):
+        try:
+            probe.fill(mask)
+            allowed = np.flatnonzero(mask)
+            if not len(allowed):
+                return None, "no text fits it"
+            word = int(mask[allowed[0]])
+            token = int(allowed[0]) * 32 + (word & -word).bit_length() - 1
+            if token in vocabulary.eos_token_ids:
+                break
+            probe.accept(token)
+        except GrammarError as error:
+            return None, error.message
     return matcher, ""
 
 
@@ -294,7 +313,9 @@ def _locate(vocabulary: Vocabulary, params: StructuredOutputsParams) -> str:
     shared = {name: schema[name] for name in ("$defs", "definitions") if isinstance(schema, dict) and isinstance(schema.get(name), dict)}
 
     def fails(part: Any) -> bool:
-        alone = {**shared, **part} if isinstance(part, dict) else part
+        if isinstance(part, bool):
+            return not part
+        alone = {**shared, **part}
         return _try(vocabulary, json_grammar(alone, params))[0] is None
 
     path, node, left = "$", schema, MAX_LOCATE

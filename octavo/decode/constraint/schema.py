@@ -7,9 +7,11 @@ The grammar engine ignores keywords it does not know, so everything else is refu
 from __future__ import annotations
 
 import json
+from decimal import Decimal
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.structured import MAX_SCHEMA_DEPTH, depth_of
+from octavo.core.structured import MAX_MULTIPLE, MAX_MULTIPLES, MAX_SCHEMA_DEPTH, depth_of
 from octavo.errors import GrammarError
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ def _step(key: str) -> str:
 def check_schema(schema: Any, path: str = "$") -> None:
     """Raise GrammarError with the path of the first keyword that would not be enforced."""
     stack = [(path, schema)]
+    multiples: set[int] = set()
     while stack:
         where, node = stack.pop()
         if isinstance(node, bool):
@@ -90,6 +93,7 @@ def check_schema(schema: Any, path: str = "$") -> None:
             _check_keyword(where, name, value)
         _check_format(where, node)
         _check_count(where, node)
+        _check_multiple(where, node, multiples)
         stack += reversed([(where + step, child) for step, child in children(node)])
 
 
@@ -126,6 +130,21 @@ def _check_count(where: str, node: dict[str, Any]) -> None:
     named = len(node.get("properties", ())) if node.get("additionalProperties") is False and not node.get("patternProperties") else 1
     if least > max(named, len(set(map(str, node.get("required", ()))))):
         raise GrammarError(f"{where}.minProperties: {least:,} properties cannot be enforced where their names are free; name them in required")
+
+
+def _check_multiple(where: str, node: dict[str, Any], seen: set[int]) -> None:
+    """The engine has a state for each remainder, and for each pair of remainders where two of them meet."""
+    value = node.get("multipleOf")
+    if value is None:
+        return
+    if value <= 0:
+        raise GrammarError(f"{where}.multipleOf must be greater than 0, got {value}")
+    digits = Decimal(str(value)).normalize()
+    whole = max(int(digits.scaleb(-int(digits.as_tuple().exponent))), int(digits) if digits <= MAX_MULTIPLE else MAX_MULTIPLE + 1)
+    seen.add(whole)
+    if whole > MAX_MULTIPLE or prod(seen) > MAX_MULTIPLES:
+        several = f", and all of the schema together {prod(seen):,} of {MAX_MULTIPLES:,}" if len(seen) > 1 else ""
+        raise GrammarError(f"{where}.multipleOf {value} counts as {whole:,}, the limit is {MAX_MULTIPLE:,}{several}")
 
 
 def close_objects(schema: Any) -> Any:
