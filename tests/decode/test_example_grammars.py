@@ -23,7 +23,7 @@ def written(grammars: Grammars, name: str, count: int) -> list[str]:
     rng = random.Random(11)
     grammar = grammars.compile(grammar=(FOLDER / name).read_text())
     texts = [text for _ in range(count) if (text := grammars.write(grammar.constraint(), rng)) is not None]
-    assert len(set(texts)) >= count / 4
+    assert len(set(texts)) >= count / 5
     return texts
 
 
