@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import torch
@@ -23,11 +23,13 @@ class RawWeight:
     """A matrix [N, K] as stored in a file. ``data``: uint8 [N, bytes per row], possibly memory-mapped and read-only.
 
     ``format``: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k".
+    ``columns`` int32 [K]: column j of ``data`` belongs to input ``columns[j]``; None where they are in order.
     """
 
     format: str
     shape: tuple[int, int]
     data: np.ndarray
+    columns: np.ndarray | None = None
 
 
 class PackedWeight(Protocol):
@@ -36,8 +38,8 @@ class PackedWeight(Protocol):
     shape: tuple[int, int]
     nbytes: int
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x [T, K] -> x @ W.T [T, N]. The order of summation of an output depends on K alone."""
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] -> x @ W.T [T, N], plus ``bias`` [N] last. The order of summation of an output depends on K alone."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -60,23 +62,36 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The cache of a whole model: one entry a layer."""
+    """The cache of a whole model: one entry a layer. 8-bit types keep a float32 scale for each position and head beside the codes."""
 
     layers: tuple[AttentionSpec, ...]
     block_size: int
     dtype: torch.dtype
 
+    @property
+    def scaled(self) -> bool:
+        return self.dtype.itemsize == 1
+
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers (keys and values)."""
-        return sum(2 * s.num_kv_heads * s.head_dim for s in self.layers) * self.block_size * self.dtype.itemsize
+        """Bytes of one block over all layers (keys and values, and their scales)."""
+        return sum(2 * s.num_kv_heads * (s.head_dim * self.dtype.itemsize + (4 if self.scaled else 0)) for s in self.layers) * self.block_size
 
 
 @dataclass(slots=True)
 class LayerKV:
-    """Keys and values of one layer, in whatever layout the backend chose. ``alloc_kv`` makes them, ``attention`` writes and reads them."""
+    """Keys and values of one layer, in whatever layout the backend chose. ``alloc_kv`` makes them, ``attention`` writes and reads them.
+
+    Scales float32 [blocks, G, block size], with 8-bit types alone.
+    """
 
     k: Tensor
     v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that belongs to a block; blocks are the first dimension."""
+        return [x for x in (self.k, self.v, self.k_scale, self.v_scale) if x is not None]
 
 
 @dataclass(slots=True)
@@ -166,6 +181,11 @@ class Backend(Protocol):
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         """Write k, v [T, G, D] into the cache, then causal attention of q [T, H, D] over it: [T, H, D]."""
+        ...
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor] | None:
+        """Run ``function`` once and return what repeats its work over the same memory: same inputs, cache and result tensor, with whatever numbers
+        they hold by then. No two results of this backend may run at once. None if the function cannot be repeated so (or this backend never does)."""
         ...
 
     def sample(self, logits: Tensor, batch: SampleBatch) -> np.ndarray:

@@ -63,8 +63,8 @@ class DenseWeight:
         self._chunks = [(at, min(at + CHUNK_OUTPUTS, n)) for at in range(0, n, CHUNK_OUTPUTS)]
         self._tile = min(tile_rows(stop - start, k) for start, stop in {0: self._chunks[0], 1: self._chunks[-1]}.values())
 
-    def matmul(self, x: Tensor) -> Tensor:
-        """x float32 [T, K] -> x @ W.T float32 [T, N]."""
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
         count, tile = x.shape[0], self._tile
         out = torch.empty(count, self.shape[0])
         if count == 0:
@@ -80,7 +80,7 @@ class DenseWeight:
                 share = -(-len(self._chunks) // self._threads)
                 spans = [self._chunks[at : at + share] for at in range(0, len(self._chunks), share)]
                 list(self._pool.map(lambda span: self._span(blocks, out, span), spans))
-        return out
+        return out if bias is None else out.add_(bias)
 
     def _span(self, blocks: list[Tensor], out: Tensor, chunks: list[tuple[int, int]]) -> None:
         with torch.inference_mode():

@@ -13,14 +13,19 @@ from octavo.errors import CheckpointError, FormatError, TensorMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.tiktoken", "tiktoken.model", "vocab.json", "vocab.txt",
+)  # fmt: skip
 MAX_TEMPLATE_BYTES = 1 << 20
 _TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token", "cls_token", "sep_token", "mask_token")
 
 
 class FolderCheckpoint:
-    """Opened from headers alone. ``tokenizer.path`` is None if the folder has no tokenizer.json (weights alone are still a checkpoint)."""
+    """Opened from headers alone. ``tokenizer.path`` is None if the folder has no tokenizer file (weights alone are still a checkpoint)."""
 
     def __init__(self, path: str | Path) -> None:
         folder = Path(path)
@@ -31,19 +36,29 @@ class FolderCheckpoint:
         self.generation_config: Mapping[str, Any] = _optional_json(folder / "generation_config.json")
         options = _optional_json(folder / "tokenizer_config.json")
         self.chat_template = _chat_template(folder, options)
-        tokenizer = folder / "tokenizer.json"
-        self.tokenizer = TokenizerSource(path=str(tokenizer) if tokenizer.is_file() else None, options=_plain_tokens(options))
+        self.tokenizer = TokenizerSource(path=_tokenizer_file(folder), options=_tokenizer_options(folder, options))
         self._tensors = _open_tensors(folder)
 
     def names(self) -> list[str]:
         return list(self._tensors)
 
+    def size(self, name: str) -> tuple[tuple[int, ...], int]:
+        info = self._file(name).tensors[name]
+        return info.shape, info.nbytes
+
     def tensor(self, name: str) -> RawTensor:
+        return self._file(name).raw(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor of any type as numbers; bfloat16 as float32."""
+        return self._file(name).array(name)
+
+    def _file(self, name: str) -> SafetensorsFile:
         file = self._tensors.get(name)
         if file is None:
             close = get_close_matches(name, self._tensors, n=3)
             raise TensorMismatch(f"{self.path} has no tensor {name!r}" + (f"; it has {', '.join(close)}" if close else ""))
-        return file.raw(name)
+        return file
 
     def nbytes(self) -> int:
         return sum(file.tensors[name].nbytes for name, file in self._tensors.items())
@@ -115,11 +130,27 @@ def _chat_template(folder: Path, options: dict[str, Any]) -> str | None:
     return template or None
 
 
-def _plain_tokens(options: dict[str, Any]) -> dict[str, Any]:
-    """Special tokens may be written as objects with a ``content``; give the text."""
-    plain = dict(options)
+def _tokenizer_file(folder: Path) -> str | None:
+    """The file to read the vocabulary from: the newest format that is there."""
+    for pattern in TOKENIZER_FILES:
+        found = sorted(path for path in folder.glob(pattern) if path.is_file())
+        if found:
+            return str(found[0])
+    return None
+
+
+def _tokenizer_options(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json with what older checkpoints keep in special_tokens_map.json and added_tokens.json.
+
+    Special tokens may be written as objects with a ``content``; the text is what counts.
+    """
+    options = {**_optional_json(folder / "special_tokens_map.json"), **config}
     for key in _TOKEN_KEYS:
-        value = plain.get(key)
+        value = options.get(key)
         if isinstance(value, dict):
-            plain[key] = value.get("content")
-    return plain
+            options[key] = value.get("content")
+    added = _optional_json(folder / "added_tokens.json")
+    if added and "added_tokens_decoder" not in options:
+        special = {options[key] for key in _TOKEN_KEYS if isinstance(options.get(key), str)}
+        options["added_tokens_decoder"] = {i: {"content": text, "special": text in special} for text, i in added.items()}
+    return options

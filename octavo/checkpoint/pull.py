@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo.checkpoint import hub
 from octavo.checkpoint.catalog import CATALOG, CatalogEntry, find, lookup, suggest
 from octavo.checkpoint.fetch import fetch, file_digest
 from octavo.errors import CheckpointError, PullError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from octavo.checkpoint.base import Progress
+    from octavo.checkpoint.hub import HubModel
 
 SPARE_BYTES = 16 << 20
 LOCK_POLL_SECONDS = 0.2
@@ -99,17 +101,20 @@ def resolve_model(
     download: bool = True,
     cache_dir: str | Path | None = None,
 ) -> Path:
-    """What a user typed -> a path that :func:`octavo.checkpoint.open.open_checkpoint` opens: a catalog name or alias, else an existing path.
+    """What a user typed -> a path that :func:`octavo.checkpoint.open.open_checkpoint` opens: a catalog name or alias, an existing path, or a hub id.
 
-    A catalog name wins over a folder of the same name; write ``./name`` for the folder. Raises CheckpointError with close names,
-    or PullError if the model must be downloaded and cannot, or ``download`` is false.
+    A copy of a hub model that the cache has is taken as it is, without asking the hub. A catalog name wins over a folder of the same name; write
+    ``./name`` for the folder. Raises CheckpointError with close names, or PullError if the model must be downloaded and cannot, or ``download``
+    is false.
     """
     entry = lookup(model)
     if entry is None:
         path = Path(os.path.expanduser(model))  # unlike Path.expanduser, leaves the home of an unknown user alone
         if model and os.path.exists(path):  # unlike Path.exists, false for names that the system refuses
             return path
-        what = "there is no such file" if path.suffix == ".gguf" else "it is neither a catalog name nor an existing path"
+        if (on_hub := hub_id(model)) is not None:
+            return _from_hub(on_hub, progress, phase, download=download)
+        what = "there is no such file" if path.suffix == ".gguf" else "it is no catalog name, existing path or hub id (ORG/NAME)"
         raise CheckpointError(f"cannot find the model {model!r}: {what}; {suggest(model)}")
     if download:
         return pull(entry.name, cache_dir, progress, phase=phase)
@@ -117,6 +122,20 @@ def resolve_model(
     if found is None:
         raise PullError(f"{entry.name} is not in the cache {cache_folder(cache_dir)} and downloads are off; `octavo pull {entry.name}` gets it")
     return found
+
+
+def hub_id(model: str) -> HubModel | None:
+    """``model`` as a hub id, unless it is in the catalog or looks like a file."""
+    return None if lookup(model) is not None or model.endswith((".gguf", ".safetensors")) else hub.parse(model)
+
+
+def _from_hub(model: HubModel, progress: Progress | None, phase: Callable[[str], None] | None, *, download: bool) -> Path:
+    found = hub.cached(model)
+    if found is not None:
+        return found
+    if not download:
+        raise PullError(f"{model} is no path, and not in the cache of the hub; `octavo pull {model}` gets it")
+    return hub.pull(model, progress, phase)
 
 
 def _pull_locked(entry: CatalogEntry, folder: Path, path: Path, progress: Progress | None, phase: Callable[[str], None] | None) -> None:

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from octavo.weights.loader import Shard
 
 
-def _alone(x: Tensor) -> Tensor:
-    return x
-
-
 class Linear:
     """y = x @ W.T (+ bias), composed of fields: the packed weight brings the scheme, ``shard`` what ranks divide, ``reduce`` the sum over ranks.
 
@@ -38,10 +34,12 @@ class Linear:
         scope.loader.matrix(weights, inputs, partial(setattr, self, "weight"), shard=shard, scheme=scope.scheme)
         if bias:
             scope.loader.vector([Part(piece.tensor("bias"), size) for piece, size in pieces], partial(setattr, self, "bias"), shard=shard)
-        self.reduce: Callable[[Tensor], Tensor] = scope.group.all_reduce if shard == "inputs" else _alone
+        self.reduce: Callable[[Tensor], Tensor] | None = scope.group.all_reduce if shard == "inputs" and scope.group.size > 1 else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x float32 [T, inputs of this rank] -> [T, outputs of this rank]."""
+        if self.reduce is None:
+            return self.weight.matmul(x, self.bias)
         y = self.reduce(self.weight.matmul(x))
         return y if self.bias is None else y.add_(self.bias)
 

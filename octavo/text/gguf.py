@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import FormatError, UnsupportedModel
-from octavo.text.pieces import byte_level_bytes, byte_value
+from octavo.text.pieces import SPACE, byte_level_bytes, byte_value
 from octavo.text.pretokenizers import install, lookup
 from octavo.text.rust import RustCodec
 from octavo.text.spm import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, SentencePieceBPE
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo.text.pieces import Codec
+    from octavo.text.sp_file import SentencePieceFile
 
 MAX_VOCAB = 1 << 22
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding", "mask_token": "mask"}
@@ -50,8 +51,9 @@ def parse(metadata: Mapping[str, Any]) -> Parsed:
     types = _types(metadata, tokens)
     roles = _roles(metadata, len(tokens), _LLAMA_DEFAULTS if model == "llama" else {})
     _mark_special(types, roles, model)
+    codec: Codec
+    add_eos = False
     if model == "gpt2":
-        codec: Codec
         codec, add_bos = _byte_level(metadata, tokens, types)
         strip = False
     elif model == "llama":
@@ -59,15 +61,19 @@ def parse(metadata: Mapping[str, Any]) -> Parsed:
         scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens))
         codec = SentencePieceBPE(tokens, scores, types, add_space_prefix=strip, unk_token_id=roles.get("unk_token"))
         add_bos = True
+    elif model == "bert":
+        codec, add_bos, add_eos, strip = _wordpiece(tokens, types), True, True, True
+    elif model == "t5":
+        codec, add_bos, add_eos, strip = _unigram(metadata, tokens, types), False, True, True
     else:
-        raise UnsupportedModel(f"tokenizer model {model!r} (tokenizer.ggml.model) is not supported; known: gpt2, llama")
+        raise UnsupportedModel(f"tokenizer model {model!r} (tokenizer.ggml.model) is not supported; known: bert, gpt2, llama, t5")
     return Parsed(
         codec=codec,
         roles=roles,
         special_ids=frozenset(i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)),
         end_ids=_end_ids(metadata, tokens, types, roles),
         add_bos=_flag(metadata, "add_bos_token", add_bos),
-        add_eos=_flag(metadata, "add_eos_token", False),
+        add_eos=_flag(metadata, "add_eos_token", add_eos),
         strip_leading_space=strip,
     )
 
@@ -89,6 +95,31 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]
         added = [AddedToken(tokens[i], normalized=False, special=special) for i, kind in enumerate(types) if kind in wanted and tokens[i]]
         (rust.add_special_tokens if special else rust.add_tokens)(added)
     return RustCodec(rust, byte_level_bytes, lambda piece: piece.encode("utf-8", "replace")), entry.add_bos
+
+
+def _wordpiece(tokens: list[str], types: list[int]) -> RustCodec:
+    """Files write BERT's pieces the other way about: ``▁`` begins a word, and what goes on with one has no mark. They are uncased."""
+    from octavo.text.files import wordpiece
+
+    own = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
+    names = (t if i in own else t[len(SPACE) :] if t.startswith(SPACE) else f"##{t}" for i, t in enumerate(tokens))
+    return wordpiece({name: i for i, name in enumerate(names)}, lower=True, accents=True)
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> SentencePieceFile:
+    """SentencePiece's unigram model (Kudo, 2018) with the character map that the file carries: rebuilt for the library that defines it."""
+    from octavo.text.sp_file import SentencePieceFile, unigram_proto
+
+    charsmap = metadata.get("tokenizer.ggml.precompiled_charsmap")
+    proto = unigram_proto(
+        tokens,
+        _numbers(metadata, "tokenizer.ggml.scores", len(tokens)),
+        types,
+        charsmap=b"" if charsmap is None else bytes(int(b) & 0xFF for b in charsmap),
+        dummy_prefix=_flag(metadata, "add_space_prefix", True),
+        tidy=_flag(metadata, "remove_extra_whitespaces", False),
+    )
+    return SentencePieceFile(proto, {}, "the file's unigram vocabulary")
 
 
 def _strings(metadata: Mapping[str, Any], key: str, limit: int) -> list[str]:

@@ -79,14 +79,20 @@ def _stages(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _byte_fallback(piece: str) -> bytes:
+    """Bytes of a SentencePiece piece where ``<0xNN>`` stands for a byte."""
     byte = byte_value(piece)
     return sentencepiece_bytes(piece) if byte is None else bytes([byte])
+
+
+def wordpiece_bytes(piece: str) -> bytes:
+    """Bytes of a WordPiece: ``##`` goes on with a word, everything else begins one."""
+    return (piece[2:] if piece.startswith("##") else f" {piece}").encode("utf-8", "replace")
 
 
 def load_json(path: str) -> tuple[RustCodec, bool]:
     """Read a ``tokenizer.json``: the codec, and whether a decoded text loses its first space.
 
-    Raises FormatError if the file is not one, UnsupportedModel if its decoder is neither byte-level nor SentencePiece's.
+    Raises FormatError if the file is not one, UnsupportedModel if its decoder is neither byte-level, WordPiece nor SentencePiece's.
     """
     from tokenizers import Tokenizer as RustTokenizer
 
@@ -98,10 +104,12 @@ def load_json(path: str) -> tuple[RustCodec, bool]:
     kinds = {stage["type"] for stage in stages}
     if "ByteLevel" in kinds:
         return RustCodec(rust, byte_level_bytes, lambda piece: piece.encode("utf-8", "replace")), False
+    if kinds == {"WordPiece"}:
+        return RustCodec(rust, wordpiece_bytes, wordpiece_bytes), True
     spaced = any(stage["type"] == "Replace" and stage["pattern"] == {"String": SPACE} and stage["content"] == " " for stage in stages)
     if not kinds or not kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} or not (spaced or "Metaspace" in kinds):
         named = ", ".join(sorted(kinds)) or "none"
-        raise UnsupportedModel(f"{path}: decoder {named} is not supported; known are ByteLevel and SentencePiece's (Metaspace, Replace)")
+        raise UnsupportedModel(f"{path}: decoder {named} is not supported; known are ByteLevel, WordPiece and SentencePiece's (Metaspace, Replace)")
     strips = any(
         (stage["type"] == "Strip" and stage["content"] == " " and stage["start"] == 1)
         or (stage["type"] == "Metaspace" and stage.get("prepend_scheme", "always") != "never")

@@ -103,22 +103,22 @@ class Tokenizer:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Build a checkpoint's tokenizer from its ``tokenizer.json`` or its GGUF metadata.
+    """Build a checkpoint's tokenizer from its tokenizer file or its GGUF metadata.
 
     Raises FormatError for a broken file, UnsupportedModel for a kind that Octavo does not know.
     """
     source = checkpoint.tokenizer
     if source.path is not None:
-        return _from_json(source.path, source.options, checkpoint)
+        return _from_file(source.path, source.options, checkpoint)
     if source.gguf is not None:
         return _from_gguf(source.gguf, checkpoint)
     raise FormatError(f"{checkpoint.path} holds no tokenizer")
 
 
-def _from_json(path: str, options: Mapping[str, Any], checkpoint: Checkpoint) -> Tokenizer:
-    from octavo.text.rust import load_json
+def _from_file(path: str, options: Mapping[str, Any], checkpoint: Checkpoint) -> Tokenizer:
+    from octavo.text.files import load_file
 
-    codec, strip = load_json(path)
+    codec, strip = load_file(path, options, checkpoint.config)
     roles = {role: token_id for role in TOKEN_ROLES if (token_id := _role_id(role, codec, options, checkpoint)) is not None}
     prefix, suffix = codec.template_ids()
     if options.get("add_bos_token") is not None:

@@ -21,6 +21,7 @@ from octavo.decode.sampler import Sampler
 from octavo.decode.verify import verify
 from octavo.layers.step import Step
 from octavo.worker.batch import Batch, build, misfits, select
+from octavo.worker.captured import CapturedSteps
 from octavo.worker.isolate import describe, isolate
 from octavo.worker.memory import LOGIT_ROWS
 from octavo.worker.slots import NOT_WANTED, SlotTable
@@ -63,6 +64,7 @@ class Runner:
     """One model, its KV cache and its slots.
 
     num_blocks: blocks of the cache. max_num_seqs: slots. max_model_len: tokens of a request, at most ``model.max_positions``.
+    enforce_eager: never replay captured steps.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Runner:
         max_model_len: int,
         drafter: Drafter | None = None,
         kv_dtype: torch.dtype = torch.float32,
+        enforce_eager: bool = False,
     ) -> None:
         if max_model_len > model.max_positions:
             raise ValueError(f"max_model_len {max_model_len} exceeds the model's {model.max_positions} positions")
@@ -83,6 +86,7 @@ class Runner:
         self._num_blocks = num_blocks
         self._kv = backend.alloc_kv(KVSpec(tuple(model.attention_layers), block_size, kv_dtype), num_blocks)
         self._table = SlotTable(max_num_seqs, max_model_len, block_size)
+        self._captured = None if enforce_eager else CapturedSteps(model, backend, self._kv, self._table)
         self._sampler = Sampler(backend, model.vocab_size, max_num_seqs)
         self._drafter: Drafter = drafter or NullDrafter()
         self._refused: dict[int, str] = {}  # slots whose request could not be taken over, and why
@@ -184,7 +188,8 @@ class Runner:
 
         def compute(rows: NDArray[np.int64]) -> tuple[Tensor, NDArray[np.int64] | None]:
             if len(rows) == len(everything):
-                return self._run(batch), None
+                hidden = self._captured.run(batch) if self._captured is not None else None
+                return self._run(batch) if hidden is None else hidden, None
             part, tokens = select(batch, rows)
             return self._run(part), tokens
 
@@ -213,9 +218,11 @@ class Runner:
     def _finite_rows(self, launched: _Launched) -> NDArray[np.int64]:
         """Batch rows whose hidden states are numbers, at every position: what a later prefix hit would read must be sound. Others get an error."""
         assert launched.batch is not None and launched.hidden is not None
-        finite = launched.hidden.isfinite().all(1).cpu().numpy()
+        finite = np.isfinite(launched.hidden.cpu().numpy()).all(1)
+        rows = np.arange(len(launched.numbers), dtype=np.int64)
+        if finite.all() and not launched.errors:
+            return rows
         sound = np.logical_and.reduceat(finite, launched.batch.offsets[:-1])
-        rows = np.arange(len(sound), dtype=np.int64)
         for number in launched.numbers[rows[~sound]]:
             launched.errors.setdefault(int(number), NOT_A_NUMBER)
         if launched.errors:
@@ -228,11 +235,9 @@ class Runner:
         self, batch: Batch, hidden: Tensor, rows: NDArray[np.int64], numbers: NDArray[np.int64], masks: Mapping[int, NDArray[np.uint32]]
     ) -> _Samples:
         """Sample every position of ``rows`` from the last known token on: 1 + num_draft each."""
-        drafts = batch.num_draft[rows]
         ends = batch.offsets[1:][rows].astype(np.int64)
-        counts = drafts + 1
-        owners = np.repeat(np.arange(len(rows)), counts)  # which of ``rows`` a sample belongs to
-        steps = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)  # and how many draft tokens precede it
+        counts = batch.num_draft[rows] + 1
+        owners, steps = _samples(counts)
         sources = (ends - counts)[owners] + steps
         slots = batch.slots[rows][owners]
         drafted = {int(i): self._table.draft[slots[i]][: steps[i]] for i in np.flatnonzero(steps)}
@@ -314,3 +319,12 @@ class Runner:
             targets = table.tokens[slot, sources - first + start + 1]
             entries += position_logprobs(self._logits(launched.hidden, sources), targets.tolist(), int(table.prompt_logprobs[slot]))
         return entries
+
+
+def _samples(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For ``counts[i]`` samples of each row i: which row a sample belongs to, and how many of that row's precede it."""
+    rows = np.arange(len(counts))
+    if (counts == 1).all():
+        return rows, np.zeros_like(rows)
+    owners = np.repeat(rows, counts)
+    return owners, np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)

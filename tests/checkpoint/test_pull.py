@@ -301,7 +301,10 @@ def test_resolve_model(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyP
     ("model", "message"),
     [
         ("smolm2", "did you mean smollm2-135m-instruct"),
-        ("qwen", r"neither a catalog name nor an existing path; .*the catalog has smollm2-135m-instruct, gemma3-270m, qwen2.5-coder-0.5b-instruct"),
+        (
+            "qwen",
+            r"no catalog name, existing path or hub id .*; .*the catalog has smollm2-135m-instruct, gemma3-270m, qwen2.5-coder-0.5b-instruct",
+        ),
         ("absent.gguf", "there is no such file"),
         ("", "cannot find the model ''"),
         ("x" * 5000, "cannot find the model"),

@@ -223,6 +223,6 @@ def test_options_of_vllm_map(monkeypatch: pytest.MonkeyPatch) -> None:
         "model": "m", "tensor_parallel_size": 1, "dtype": "float32", "enforce_eager": True, "max_model_len": "8k", "max_num_seqs": 3,
         "kv_cache_memory_bytes": "2GiB", "enable_prefix_caching": False, "trust_remote_code": False, "quantization": None,
     })  # fmt: skip
-    assert (config.max_model_len, config.kv_cache_memory_bytes, config.max_num_seqs) == (8000, 2**31, 3)
+    assert (config.max_model_len, config.kv_cache_memory_bytes, config.max_num_seqs, config.enforce_eager) == (8000, 2**31, 3, True)
     assert engine_config({"model": "m", "max_model_len": "auto"}).max_model_len is None
     assert engine_config({"model": "m", "max_model_len": -1}).max_model_len is None

@@ -55,19 +55,21 @@ def test_merged_projections_follow_one_another(scope_of: MakeScope) -> None:
 
 
 def test_the_bias_is_added_once_after_the_sum_over_ranks(scope_of: MakeScope) -> None:
-    class Doubling:
-        rank, size = 0, 1
+    class First:
+        """The first of two ranks; the other one would bring the same part of the sum."""
+
+        rank, size = 0, 2
 
         def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
     arrays = {"o.weight": array(4, 16), "o.bias": array(4)}
-    scope = scope_of(arrays, Doubling())
+    scope = scope_of(arrays, First())
     divided_inputs, divided_outputs = (Linear(scope / "o", 16, 4, bias=True, shard=shard) for shard in ("inputs", "outputs"))
     scope.loader.finish()
-    product = X.double() @ wide(arrays["o.weight"]).T
-    torch.testing.assert_close(divided_inputs(X).double(), 2 * product + wide(arrays["o.bias"]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(divided_outputs(X).double(), product + wide(arrays["o.bias"]), atol=1e-5, rtol=0)
+    x, weight, bias = X.double(), wide(arrays["o.weight"]), wide(arrays["o.bias"])
+    torch.testing.assert_close(divided_inputs(X[:, :8]).double(), 2 * (x[:, :8] @ weight[:, :8].T) + bias, atol=1e-5, rtol=0)
+    torch.testing.assert_close(divided_outputs(X).double(), x @ weight[:2].T + bias[:2], atol=1e-5, rtol=0)
 
 
 def test_embeddings_are_scaled_and_heads_are_capped(scope_of: MakeScope) -> None:

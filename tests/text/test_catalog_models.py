@@ -67,7 +67,7 @@ def test_smollm2(smollm2: Path) -> None:
     tok = load_tokenizer(open_checkpoint(str(smollm2)))
     digits = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     expected = _byte_level_oracle(_metadata(smollm2), digits)
-    for text in [*EXTRA, *texts(1500, seed=21)]:
+    for text in [*EXTRA, *texts(5000, seed=21)]:
         ids = expected.encode(text, add_special_tokens=False).ids
         assert tok.encode(text) == ids, text
         assert tok.decode(ids) == text
@@ -81,7 +81,7 @@ def test_qwen2_coder(qwen2_coder: Path) -> None:
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     expected = _byte_level_oracle(_metadata(qwen2_coder), pre, normalizers.NFC())
-    for text in [*EXTRA, *texts(1500, seed=22)]:
+    for text in [*EXTRA, *texts(5000, seed=22)]:
         assert tok.encode(text) == expected.encode(text, add_special_tokens=False).ids, text
     assert tok.eos_token_ids == [151645, 151643] and not tok.add_bos
 
@@ -89,7 +89,7 @@ def test_qwen2_coder(qwen2_coder: Path) -> None:
 def test_gemma3(gemma3: Path) -> None:
     tok = load_tokenizer(open_checkpoint(str(gemma3)))
     expected = _sentencepiece_oracle(_metadata(gemma3))
-    for text in [*EXTRA, " " * 100, "x" + " " * 33 + "y", *texts(2000, seed=23)]:
+    for text in [*EXTRA, " " * 100, "x" + " " * 33 + "y", *texts(5000, seed=23)]:
         ids = expected.encode(text)
         assert tok.encode(text, add_special_tokens=False, parse_special=False) == ids, text
         assert tok.decode(ids) == text.replace("▁", " ")

@@ -64,8 +64,11 @@ class Engine:
 
 
 def make_engine(
-    model: Model, backend: Backend, *, num_blocks: int = 64, seqs: int = 16, tokens: int = 64, caching: bool = True, drafter: Drafter | None = None
+    model: Model, backend: Backend, *, num_blocks: int = 64, seqs: int = 16, tokens: int = 64, caching: bool = True, drafter: Drafter | None = None,
+    eager: bool = False,
 ) -> Engine:
-    runner = Runner(model, backend, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=seqs, max_model_len=CONTEXT, drafter=drafter)
+    runner = Runner(
+        model, backend, block_size=BLOCK, num_blocks=num_blocks, max_num_seqs=seqs, max_model_len=CONTEXT, drafter=drafter, enforce_eager=eager
+    )
     cache = PagedKVCache(num_blocks, BLOCK, caching)
     return Engine(runner, Scheduler(cache, max_num_seqs=seqs, max_num_batched_tokens=tokens, policy=FirstComeFirstServed()))

@@ -28,8 +28,8 @@ app.add_typer(bench)
 
 SERVER, MEMORY, SCHEDULING, MACHINE = "Server", "Model and memory", "Scheduling", "Machine"
 
-Model = Annotated[str, typer.Argument(help="Catalog name, folder or .gguf file.", metavar="[MODEL]")]
-ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder or .gguf file.")]
+Model = Annotated[str, typer.Argument(help="Catalog name, folder, .gguf file or hub id (ORG/NAME).", metavar="[MODEL]")]
+ModelOption = Annotated[str, typer.Option("--model", "-m", help="Catalog name, folder, .gguf file or hub id (ORG/NAME).")]
 Url = Annotated[str | None, typer.Option(help="Talk to a running server instead, e.g. http://127.0.0.1:8000.")]
 Key = Annotated[str | None, typer.Option("--api-key", envvar="OCTAVO_API_KEY", help="Key of that server.", show_envvar=True)]
 Temperature = Annotated[float | None, typer.Option("--temperature", "-t", help="0 is greedy; default: the model's own, else 1.")]
@@ -38,6 +38,9 @@ MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; de
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer.")]
 MaxModelLen = Annotated[str, typer.Option(help="Context in tokens, e.g. 4096 or 8k; auto fits model and machine.", rich_help_panel=MEMORY)]
 CacheBytes = Annotated[str | None, typer.Option("--kv-cache-memory-bytes", help="Size of the KV cache, e.g. 2GiB.", rich_help_panel=MEMORY)]
+CacheType = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto (float32), float16, bfloat16, int8, fp8_e4m3 or fp8_e5m2.", rich_help_panel=MEMORY)
+]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core this process may use.", rich_help_panel=MACHINE)]
 Backend = Annotated[str, typer.Option(help="auto, cpu or reference.", rich_help_panel=MACHINE)]
 Weights = Annotated[
@@ -75,6 +78,7 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on any address without a key.", rich_help_panel=SERVER)] = False,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens a KV block holds, a power of two.", rich_help_panel=MEMORY)] = 16,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.", rich_help_panel=MEMORY)] = True,
     kv_cache: Annotated[str, typer.Option(help='Cache to use, or "module:Class".', rich_help_panel=MEMORY)] = "paged",
@@ -90,6 +94,7 @@ def serve(
     threads: Threads = 0,
     backend: Backend = "auto",
     weights: Weights = "auto",
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="Never replay captured decode steps.", rich_help_panel=MACHINE)] = False,
     seed: Annotated[int | None, typer.Option(help="Start of the seeds of requests without one; default: random.", rich_help_panel=SERVER)] = None,
     metrics_prefix: Annotated[str, typer.Option(help="Prefix of metric names; vllm serves existing dashboards.", rich_help_panel=SERVER)] = "octavo",
     root_path: Annotated[str, typer.Option(help="Path under which a proxy shows this server.", rich_help_panel=SERVER)] = "",
@@ -106,10 +111,11 @@ def serve(
     from octavo.frontends.options import engine_config
 
     config = engine_config({
-        "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "block_size": block_size,
+        "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
+        "block_size": block_size,
         "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
-        "backend": backend, "weights": weights, "chat_template": _template(chat_template),
+        "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
     })  # fmt: skip
     run_server(
         config,
@@ -134,6 +140,7 @@ def chat(
     seed: Seed = None,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     chat_template: TemplateFile = None,
     threads: Threads = 0,
     backend: Backend = "auto",
@@ -145,8 +152,8 @@ def chat(
 
     talk = open_talk(
         url, api_key,
-        model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
-        weights=weights, chat_template=_template(chat_template),
+        model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype, threads=threads,
+        backend=backend, weights=weights, chat_template=_template(chat_template),
     )  # fmt: skip
     run_chat(talk, system, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed})
 
@@ -164,6 +171,7 @@ def complete(
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     threads: Threads = 0,
     backend: Backend = "auto",
     weights: Weights = "auto",
@@ -173,18 +181,18 @@ def complete(
     from octavo.frontends.cli.talk import open_talk
 
     talk = open_talk(
-        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
-        weights=weights,
+        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
+        threads=threads, backend=backend, weights=weights,
     )  # fmt: skip
     run_complete(talk, prompt, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, "stop": stop})
 
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Catalog name.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a file that is already there.")] = False,
+    name: Annotated[str, typer.Argument(help="Catalog name, or hub id: ORG/NAME, with :Q4_K_M for one of its .gguf files and @REVISION.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Check the digest of a catalog file that is already there.")] = False,
 ) -> None:
-    """Download a model of the catalog into the cache."""
+    """Download a model of the catalog or the Hugging Face hub into the cache; a hub model that is there is brought up to date."""
     from octavo.frontends.cli.models import run_pull
 
     run_pull(name, verify=verify)
@@ -199,11 +207,19 @@ def list_models() -> None:
 
 
 @app.command()
-def rm(name: Annotated[str, typer.Argument(help="Catalog name.")]) -> None:
+def rm(name: Annotated[str, typer.Argument(help="Catalog name or hub id.")]) -> None:
     """Delete a model from the cache."""
     from octavo.frontends.cli.models import run_remove
 
     run_remove(name)
+
+
+@app.command()
+def show(model: Model = DEFAULT_MODEL) -> None:
+    """Tell what a model is: architecture, size, formats, context, defaults. Reads headers alone."""
+    from octavo.frontends.cli.models import run_show
+
+    run_show(model)
 
 
 @app.command()

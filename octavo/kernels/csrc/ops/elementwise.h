@@ -109,5 +109,20 @@ inline void act_mul(const ActMulArgs& args) {
   }
 }
 
+inline void take(const TakeArgs& args) {
+  for_rows(args.tokens, args.width, [&](int64_t t) {
+    const float* x = args.x + t * args.x_stride;
+    float* y = args.y + t * args.width;
+    for (int64_t k = 0; k < args.width; ++k) y[k] = x[args.columns[k]];
+  });
+}
+
+inline void add_bias(const BiasArgs& args) {
+  for_rows(args.tokens, args.width, [&](int64_t t) {
+    float* y = args.y + t * args.width;
+    for_vectors(args.width, [&](int64_t i, int64_t n) { store_at(load_at(y + i, n) + load_at(args.bias + i, n), y + i, n); });
+  });
+}
+
 }  // namespace
 }  // namespace octavo
