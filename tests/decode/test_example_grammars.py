@@ -32,7 +32,7 @@ def test_python_that_the_grammar_writes_parses(grammars: Grammars) -> None:
     for text in written(grammars, "python.lark", 10, 0):
         ast.parse(text)
     grammar = grammars.compile(grammar=(FOLDER / "python.lark").read_text())
-    wanted = "def f(a, b):\n    s_ = []\n    for x in range(len(a)):\n        if a[x] > b:\n            s_.append(a[x])\n    return s_\n"
+    wanted = "def f(a, b):\n    out_ = []\n    for x in range(len(a)):\n        if a[x] > b:\n            out_.append(a[x])\n    return out_\n"
     ast.parse(wanted)
     assert grammars.accepts(grammar, wanted)
     assert not grammars.accepts(grammar, "def f(a):\n  return a\n") and not grammars.accepts(grammar, "import os\n")
