@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.structured import Thinking
 from octavo.engine.messages import AddRequest
 from octavo.errors import InvalidParameter, Overloaded, PromptTooLong
 
@@ -145,6 +146,7 @@ class Admission:
             priority=request.priority,
             arrival=arrival,
             cache_salt=request.cache_salt,
+            thinking=self._thinking(request, ids),
         )
         return Admitted(message, prompt)
 
@@ -176,6 +178,20 @@ class Admission:
                 raise InvalidParameter(f"a prompt of token ids holds {type(i).__name__} {str(i)[:40]!r}", param="prompt")
             if not 0 <= i < vocab:
                 raise InvalidParameter(f"the prompt holds token id {i:,}, the vocabulary has {vocab:,} entries", param="prompt")
+
+    def _thinking(self, request: GenerateRequest, ids: list[int]) -> Thinking | None:
+        """Where the grammar of a chat begins: behind thoughts that the prompt opened, or that the model may open with its first token."""
+        tags = self._text.think_ids
+        if tags is None or request.messages is None or request.params.structured_outputs is None:
+            return None
+        opening, closing = tags
+        last = next((i for i in reversed(range(len(ids))) if ids[i] in tags), None)
+        if last is not None and ids[last] == opening:
+            return Thinking(closing)
+        tail = [] if last is None else ids[last + 1 :]
+        if last is not None and not self._text.tokenizer.decode(tail, skip_special_tokens=False).strip():
+            return None  # the template closed them already: the model was told not to think
+        return Thinking(closing, opening)
 
     def _max_len(self, prompt_len: int, params: SamplingParams) -> int:
         """Prompt plus output. ``max_tokens`` None takes the room left in the context."""

@@ -26,6 +26,7 @@ GENERATION_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+THINK_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ModelText:
     template: ChatTemplate
     eos_token_ids: tuple[int, ...]
     default_params: Mapping[str, Any] = field(default_factory=dict)
+    think_ids: tuple[int, int] | None = None  # tokens around a reasoning model's thoughts
 
     def chat_template(self, source: str | None = None) -> ChatTemplate:
         """The model's template, or one made from ``source``."""
@@ -51,4 +53,14 @@ def load_model_text(config: EngineConfig) -> ModelText:
         template.render([{"role": "user", "content": "Hello"}])
     settings = checkpoint.generation_config
     defaults = {name: settings[key] for key, name in GENERATION_DEFAULTS.items() if settings.get(key) is not None}
-    return ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults)
+    return ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults, think_ids(tokenizer, template))
+
+
+def think_ids(tokenizer: Tokenizer, template: ChatTemplate) -> tuple[int, int] | None:
+    """Token ids of the tags around thoughts, if the vocabulary has such tokens and the chat template knows them."""
+    source = template.source or ""
+    for opening, closing in THINK_TAGS:
+        ids = tokenizer.token_to_id(opening), tokenizer.token_to_id(closing)
+        if ids[0] is not None and ids[1] is not None and (opening in source or closing in source):
+            return ids[0], ids[1]
+    return None
