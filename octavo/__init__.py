@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from octavo.frontends.llm import LLM
-    from octavo.frontends.outputs import CompletionOutput, RequestOutput
+    from octavo.frontends.outputs import CompletionOutput, RequestOutput, ToolCall
     from octavo.service.types import Logprob
 
 __version__ = "0.1.0"
@@ -47,6 +47,7 @@ _HOMES = {
     "Logprob": "octavo.service.types",
     "RequestOutput": "octavo.frontends.outputs",
     "SamplingParams": "octavo.core.sampling_params",
+    "ToolCall": "octavo.frontends.outputs",
 }
 
 __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
@@ -71,6 +72,7 @@ __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
     "SamplingParams",
     "TemplateError",
     "TensorMismatch",
+    "ToolCall",
     "UnsupportedModel",
 ]
 

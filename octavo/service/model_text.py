@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import RequestError
 from octavo.text.chat import ChatTemplate
+from octavo.text.parsers.formats import AUTO, reasoning_format, tool_format
+from octavo.text.parsers.reply import ReplyFormat
 from octavo.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -36,10 +38,18 @@ class ModelText:
     template: ChatTemplate
     eos_token_ids: tuple[int, ...]
     default_params: Mapping[str, Any] = field(default_factory=dict)
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def chat_template(self, source: str | None = None) -> ChatTemplate:
         """The model's template, or one made from ``source``."""
         return self.template if source is None else ChatTemplate(source, self.tokenizer)
+
+    def reply_format(self, template: ChatTemplate) -> ReplyFormat:
+        """How replies to prompts of ``template`` write thoughts and tool calls. Raises ConfigError for an unknown parser."""
+        return ReplyFormat(
+            tool_format=tool_format(self.tool_call_parser, template.source), reasoning_format=reasoning_format(self.reasoning_parser, template.source)
+        )
 
 
 def load_model_text(config: EngineConfig) -> ModelText:
@@ -51,4 +61,6 @@ def load_model_text(config: EngineConfig) -> ModelText:
         template.render([{"role": "user", "content": "Hello"}])
     settings = checkpoint.generation_config
     defaults = {name: settings[key] for key, name in GENERATION_DEFAULTS.items() if settings.get(key) is not None}
-    return ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults)
+    text = ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults, config.tool_call_parser, config.reasoning_parser)
+    text.reply_format(template)  # an unknown parser is told at the start
+    return text

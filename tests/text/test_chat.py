@@ -152,6 +152,10 @@ def test_failures_name_line_and_message() -> None:
         template("x" * 70_000).render(CHATS["user"])
 
 
+def called(function: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "a", "tool_calls": [{"function": function}]}]
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "message"),
     [
@@ -166,7 +170,9 @@ def test_failures_name_line_and_message() -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "must be a string"),
         ([{"role": "user", "content": "x", "extra": object()}], "messages[0].extra", "holds a object"),
         ([{"role": "a", "tool_calls": {}}], "messages[0].tool_calls", "must be a list"),
-        ([{"role": "a", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0].function.arguments", "is not JSON"),
+        (called({"name": "f", "arguments": "{"}), "messages[0].tool_calls[0].function.arguments", "is not JSON"),
+        (called({"name": "f", "arguments": "[]"}), "messages[0].tool_calls[0].function.arguments", "must be a JSON object"),
+        (called({"arguments": "{}"}), "messages[0].tool_calls[0].function", "an object with a name"),
     ],
 )
 def test_malformed_messages(messages: Any, param: str, message: str) -> None:
