@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.structured import StructuredOutputsParams
     from octavo.errors import (
         CheckpointError,
         ConfigError,
         EngineDied,
         FormatError,
+        GrammarError,
         InvalidParameter,
         ModelNotFound,
         OctavoError,
@@ -47,6 +49,7 @@ _HOMES = {
     "Logprob": "octavo.service.types",
     "RequestOutput": "octavo.frontends.outputs",
     "SamplingParams": "octavo.core.sampling_params",
+    "StructuredOutputsParams": "octavo.core.structured",
     "ToolCall": "octavo.frontends.outputs",
 }
 
@@ -57,6 +60,7 @@ __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
     "EngineConfig",
     "EngineDied",
     "FormatError",
+    "GrammarError",
     "InvalidParameter",
     "LLM",
     "Logprob",
@@ -70,6 +74,7 @@ __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
     "RequestFailed",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TemplateError",
     "TensorMismatch",
     "ToolCall",

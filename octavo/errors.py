@@ -5,6 +5,7 @@
     │   ├── InvalidParameter        400  a field is out of range or of the wrong type
     │   ├── PromptTooLong           400  prompt plus asked tokens exceed the context
     │   ├── TemplateError           400  the chat template refused the messages
+    │   ├── GrammarError            400  a schema, regular expression or grammar cannot be enforced; says where
     │   ├── ModelNotFound           404  no such model is served
     │   └── Overloaded              503  the queue is full; carries ``retry_after`` seconds
     ├── RequestFailed               500  the engine could not finish this one request
@@ -50,6 +51,11 @@ class PromptTooLong(RequestError):
 
 class TemplateError(RequestError):
     pass
+
+
+class GrammarError(RequestError):
+    def __init__(self, message: str, *, param: str | None = "structured_outputs") -> None:
+        super().__init__(message, param=param)
 
 
 class ModelNotFound(RequestError):

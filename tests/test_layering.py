@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "weights": {"checkpoint", "backend", "parallel"},
     "layers": {"backend", "parallel", "weights"},
     "models": {"layers", "backend.base", "checkpoint.base", "weights", "parallel"},
-    "decode": {"core", "text", "backend", "kernels.philox", "models"},
+    "decode": {"core", "text", "checkpoint.base", "backend", "kernels.philox", "models"},
     "worker": {"core.plan", "core.sampling_params", "decode", "models", "layers", "weights", "backend", "parallel", "checkpoint"},
     "engine": {"core", "decode.constraint", "checkpoint"},
     "service": {"engine", "text", "core", "checkpoint"},

@@ -46,13 +46,17 @@ class Row:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One engine step. Order of application in the worker: ``drops``, ``admits``, ``copies``, then ``rows``."""
+    """One engine step. Order of application in the worker: ``drops``, ``admits``, ``copies``, ``drafts``, then ``rows``.
+
+    ``drafts``: slot -> draft tokens that its row verifies where they are not the worker's own proposals.
+    """
 
     step: int
     rows: list[Row] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (source block, destination block)
     drops: list[int] = field(default_factory=list)  # slots that no longer hold a request
+    drafts: dict[int, list[int]] = field(default_factory=dict)
     num_tokens: int = 0
 
 
@@ -86,6 +90,7 @@ class TokenDelta:
 
     finish_reason: "stop", "length", "abort" or "error"; ``stop_reason`` the stop token id when that is what stopped it.
     ``num_cached_tokens`` is the prefix hit at first admission and comes with the first delta.
+    ``error_kind``: the name of the error's class in :mod:`octavo.errors`, where it is known; it says whose fault an error is.
     """
 
     request_id: str
@@ -97,3 +102,4 @@ class TokenDelta:
     prompt_logprobs: list[PositionLogprobs] | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    error_kind: str | None = None

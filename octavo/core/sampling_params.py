@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from octavo.core.structured import StructuredOutputsParams
 from octavo.errors import InvalidParameter
 
 GREEDY_EPS = 1e-5  # temperatures below this are greedy
@@ -88,6 +89,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     # Filled by the service from ``bad_words`` (each as token ids); not a user field.
     bad_words_token_ids: list[list[int]] = field(default_factory=list)
 
@@ -131,6 +133,7 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise InvalidParameter("stop strings need detokenize=True", param="stop")
         self._check_bias()
+        self._check_structured()
         if self.allowed_token_ids is not None:
             _token_ids("allowed_token_ids", self.allowed_token_ids, 2**20)
             if not self.allowed_token_ids:
@@ -151,6 +154,20 @@ class SamplingParams:
             _number("logit_bias", value, -100, 100)
             bias[token] = float(value)
         self.logit_bias = bias
+
+    def _check_structured(self) -> None:
+        if isinstance(self.structured_outputs, dict):
+            try:
+                self.structured_outputs = StructuredOutputsParams(**self.structured_outputs)
+            except TypeError as error:
+                raise InvalidParameter(f"structured_outputs: {str(error).split(') ')[-1]}", param="structured_outputs") from None
+        if self.structured_outputs is None:
+            return
+        if not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidParameter("structured_outputs must be StructuredOutputsParams", param="structured_outputs")
+        for name in ("ignore_eos", "min_tokens"):
+            if getattr(self, name):
+                raise InvalidParameter(f"{name} and structured_outputs exclude each other: the grammar says where the text ends", param=name)
 
     @property
     def greedy(self) -> bool:

@@ -238,6 +238,7 @@ class Scheduler:
                 request.gate = None
         except Exception as error:  # what it waited for failed, for this request alone
             self._end_later(request, ERROR, str(error) or type(error).__name__)
+            self._ended[-1].error_kind = type(error).__name__
             return False
         return request.gate is None
 

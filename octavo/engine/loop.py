@@ -11,11 +11,10 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from octavo.core.plan import StepPlan, TokenDelta
-from octavo.decode.constraint import NullConstraint
 from octavo.engine.admission import sequences
 from octavo.engine.masks import Masks
 from octavo.engine.messages import Abort, AddRequest, Deltas, GetStats, Shutdown, Stats
-from octavo.errors import RequestError
+from octavo.errors import GrammarError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.core.plan import StepResult
     from octavo.core.request import Request
     from octavo.core.scheduler import Counters
-    from octavo.decode.constraint import Constraint
+    from octavo.decode.constraint import Pending
     from octavo.engine.admission import Limits
     from octavo.engine.executor import Executor
     from octavo.engine.link import Link
@@ -58,8 +57,8 @@ class Scheduler(Protocol):
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenDelta]: ...
 
 
-def unconstrained(message: AddRequest) -> Constraint:
-    return NullConstraint()
+def unconstrained(message: AddRequest) -> Pending | None:
+    return None
 
 
 class EngineLoop:
@@ -72,8 +71,9 @@ class EngineLoop:
         make_scheduler: Callable[[], Scheduler],
         limits: Limits,
         *,
-        constrain: Callable[[AddRequest], Constraint] = unconstrained,
+        constrain: Callable[[AddRequest], Pending | None] = unconstrained,
     ) -> None:
+        """``constrain``: what a request's sequences wait for and then obey, each asking for itself; None if its tokens are free."""
         self._link, self._executor, self._limits = link, executor, limits
         self._make_scheduler, self._constrain = make_scheduler, constrain
         self._scheduler = make_scheduler()
@@ -105,11 +105,15 @@ class EngineLoop:
             plan = self._scheduler.schedule()
             self._follow(plan)
             self._starved = not plan.rows
+            self._masks.propose(plan, self._slots)
             self._executor.launch(plan)
             masks = self._masks.fill(plan, self._slots)
             result = self._executor.sample(masks)
+            failed = self._masks.advance(plan, result, self._slots)
             deltas = self._scheduler.commit(plan, result)
-            self._masks.commit(plan, result, deltas, self._slots)
+            for delta in deltas if failed else ():
+                if (delta.request_id, delta.index) in failed:
+                    delta.error_kind = GrammarError.__name__
         except Exception as error:
             deltas = self._contain(plan, error)
         self._send(deltas)
@@ -146,22 +150,24 @@ class EngineLoop:
         indices = [i for i in range(message.params.n) if i not in message.finished]
         self._live[request_id] = set(indices)
         try:
-            for request in sequences(message, self._limits):
-                self._start(request, message)
+            made = sequences(message, self._limits)
+            pending = self._constrain(message)
+            for request in made:
+                self._start(request, pending)
         except RequestError as error:
-            self._send(self._end(request_id, None, "error", error.message))
+            self._send(self._end(request_id, None, "error", error.message, type(error).__name__))
         except Exception as error:
             log.exception("request %s could not be added", request_id)
             self._send(self._end(request_id, None, "error", describe(error)))
         if not self._live.get(request_id, True):
             del self._live[request_id]
 
-    def _start(self, request: Request, message: AddRequest) -> None:
-        emitted = request.token_ids[request.prompt_len :]
+    def _start(self, request: Request, pending: Pending | None) -> None:
         if len(request.token_ids) >= request.max_len:  # resumed with nothing left to do
             self._send([TokenDelta(request.request_id, request.index, [], "length")])
             return
-        self._masks.begin(request.key, self._constrain(message), emitted)
+        if pending is not None:
+            request.gate = self._masks.gate(request.key, pending, request.token_ids[request.prompt_len :])
         self._scheduler.add(request)
 
     # -- endings
@@ -183,7 +189,7 @@ class EngineLoop:
         if sent:
             self._link.send(Deltas(sent))
 
-    def _end(self, request_id: str, index: int | None, reason: str, error: str | None = None) -> list[TokenDelta]:
+    def _end(self, request_id: str, index: int | None, reason: str, error: str | None = None, kind: str | None = None) -> list[TokenDelta]:
         """Take a live request (or one sequence of it) out of the scheduler; returns the terminal deltas, one a sequence."""
         try:
             self._scheduler.abort(request_id, index)
@@ -191,7 +197,7 @@ class EngineLoop:
             log.exception("the scheduler could not drop %s", request_id)
             return self._reset(f"the engine failed: {describe(broken)}")
         indices = sorted(i for i in self._live.get(request_id, ()) if index is None or i == index)
-        return [TokenDelta(request_id, i, [], reason, error=error) for i in indices]
+        return [TokenDelta(request_id, i, [], reason, error=error, error_kind=kind) for i in indices]
 
     def _contain(self, plan: StepPlan | None, error: Exception) -> list[TokenDelta]:
         """A step failed as a whole: end its sequences. If not even a plan came about, or the books no longer balance, end all and start afresh."""

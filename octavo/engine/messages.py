@@ -11,11 +11,13 @@ import msgspec
 from octavo.config import EngineConfig
 from octavo.core.plan import TokenDelta  # noqa: TC001  msgspec reads the annotations
 from octavo.core.sampling_params import SamplingParams  # noqa: TC001
+from octavo.core.structured import Thinking  # noqa: TC001
 
 
 class AddRequest(msgspec.Struct, tag=True, kw_only=True):
     """Generate ``params.n`` sequences. ``resumed[i]`` holds ids that sequence i had already emitted before a restart;
-    ``finished`` names sequences that had already ended and must not run again. ``max_len`` bounds prompt plus output."""
+    ``finished`` names sequences that had already ended and must not run again. ``max_len`` bounds prompt plus output.
+    ``thinking``: where ``params.structured_outputs`` begin to hold, if not at the first token."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -27,6 +29,7 @@ class AddRequest(msgspec.Struct, tag=True, kw_only=True):
     cache_salt: str = ""
     resumed: dict[int, list[int]] = {}
     finished: list[int] = []
+    thinking: Thinking | None = None
 
 
 class Abort(msgspec.Struct, tag=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octavo.checkpoint.catalog import DEFAULT_MODEL
 from octavo.checkpoint.pull import resolve_model
 from octavo.core.sampling_params import SamplingParams
-from octavo.errors import InvalidParameter, OctavoError
+from octavo.errors import InvalidParameter, OctavoError, RequestError
 from octavo.frontends.options import engine_config
 from octavo.frontends.outputs import OutputFold
 from octavo.service.admission import Limits
@@ -86,7 +86,8 @@ class LLM:
         """Complete prompts, batched together; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``. One SamplingParams serves all, a list
-        gives one each. ``use_tqdm``: a progress bar, or a function that makes one. An invalid prompt raises before anything runs.
+        gives one each. ``use_tqdm``: a progress bar, or a function that makes one. An invalid prompt raises before anything runs, a grammar
+        that cannot be compiled (GrammarError) when it is found, which ends the others too.
         """
         sources = [_prompt(p, i) for i, p in enumerate(_prompt_list(prompts))]
         return self._generate(sources, sampling_params, use_tqdm, priority)
@@ -206,6 +207,8 @@ async def _read(generation: Generation, bar: Any) -> RequestOutput:
     fold = OutputFold(generation)
     async for delta in generation:
         fold.add(delta)
+        if isinstance(generation.failure, RequestError):
+            raise generation.failure
         if delta.finish_reason == "error":
             logger.error("request %s failed: %s", generation.request_id, delta.error)
     if bar is not None:

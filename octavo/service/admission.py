@@ -7,12 +7,13 @@ import random
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from octavo.core.structured import Thinking
 from octavo.engine.messages import AddRequest
 from octavo.errors import InvalidParameter, Overloaded, PromptTooLong
-from octavo.service.tools import NONE, checked_tools, reply_to
+from octavo.service.tools import chat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
     from octavo.engine.messages import EngineInfo
     from octavo.service.model_text import ModelText
+    from octavo.service.tools import Chat
     from octavo.service.types import GenerateRequest
     from octavo.text.parsers.reply import ReplyFormat
 
@@ -135,7 +137,11 @@ class Admission:
         """In a pool thread: text to ids, and every check that may take time."""
         self._check_source(request)
         request.params.check_vocab(self.info.vocab_size)
-        prompt, ids, reply = self._encode(request)
+        chat = None
+        if request.messages is not None:
+            chat = chat_of(request, self._text)
+            request = replace(request, params=chat.params)
+        prompt, ids, reply = self._encode(request, chat)
         if not ids:
             raise InvalidParameter("the prompt is empty", param="messages" if request.messages is not None else "prompt")
         max_len = self._max_len(len(ids), request.params)
@@ -148,26 +154,24 @@ class Admission:
             priority=request.priority,
             arrival=arrival,
             cache_salt=request.cache_salt,
+            thinking=self._thinking(request, ids),
         )
         return Admitted(message, prompt, reply)
 
-    def _encode(self, request: GenerateRequest) -> tuple[str | None, list[int], ReplyFormat | None]:
+    def _encode(self, request: GenerateRequest, chat: Chat | None) -> tuple[str | None, list[int], ReplyFormat | None]:
         reply = None
         if request.prompt_token_ids is not None:
             self._check_ids(request.prompt_token_ids, request.params)
             return None, list(request.prompt_token_ids), None
-        if request.messages is not None:
-            template = self._text.chat_template(request.chat_template)
-            choice = checked_tools(request)
-            reply = self._text.reply_format(template)
-            prompt = template.render(
+        if request.messages is not None and chat is not None:
+            prompt = chat.template.render(
                 request.messages,
-                tools=None if choice.mode == NONE else request.tools,
+                tools=chat.shown_tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
             )
-            reply = reply_to(request, prompt, choice, reply)
+            reply = chat.reply(request, prompt)
             special = bool(request.add_special_tokens)
         else:
             prompt = request.prompt or ""
@@ -183,6 +187,20 @@ class Admission:
                 raise InvalidParameter(f"a prompt of token ids holds {type(i).__name__} {str(i)[:40]!r}", param="prompt")
             if not 0 <= i < vocab:
                 raise InvalidParameter(f"the prompt holds token id {i:,}, the vocabulary has {vocab:,} entries", param="prompt")
+
+    def _thinking(self, request: GenerateRequest, ids: list[int]) -> Thinking | None:
+        """Where the grammar of a chat begins: behind thoughts that the prompt opened, or that the model may open with its first token."""
+        tags = self._text.think_ids
+        if tags is None or request.messages is None or request.params.structured_outputs is None:
+            return None
+        opening, closing = tags
+        last = next((i for i in reversed(range(len(ids))) if ids[i] in tags), None)
+        if last is not None and ids[last] == opening:
+            return Thinking(closing)
+        tail = [] if last is None else ids[last + 1 :]
+        if last is not None and not self._text.tokenizer.decode(tail, skip_special_tokens=False).strip():
+            return None  # the template closed them already: the model was told not to think
+        return Thinking(closing, opening)
 
     def _max_len(self, prompt_len: int, params: SamplingParams) -> int:
         """Prompt plus output. ``max_tokens`` None takes the room left in the context."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from octavo.checkpoint.open import open_checkpoint
 from octavo.errors import RequestError
 from octavo.text.chat import ChatTemplate
-from octavo.text.parsers.formats import AUTO, reasoning_format, tool_format
+from octavo.text.parsers.formats import AUTO, ReasoningFormat, reasoning_format, tool_format
 from octavo.text.parsers.reply import ReplyFormat
 from octavo.text.tokenizer import load_tokenizer
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from octavo.config import EngineConfig
+    from octavo.text.parsers.formats import ChannelFormat
     from octavo.text.tokenizer import Tokenizer
 
 # Keys of generation_config.json that change a request's defaults, and the field each one sets.
@@ -38,6 +39,7 @@ class ModelText:
     template: ChatTemplate
     eos_token_ids: tuple[int, ...]
     default_params: Mapping[str, Any] = field(default_factory=dict)
+    think_ids: tuple[int, int] | None = None  # tokens around a reasoning model's thoughts
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
 
@@ -61,6 +63,14 @@ def load_model_text(config: EngineConfig) -> ModelText:
         template.render([{"role": "user", "content": "Hello"}])
     settings = checkpoint.generation_config
     defaults = {name: settings[key] for key, name in GENERATION_DEFAULTS.items() if settings.get(key) is not None}
-    text = ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults, config.tool_call_parser, config.reasoning_parser)
-    text.reply_format(template)  # an unknown parser is told at the start
-    return text
+    parsers = config.tool_call_parser, config.reasoning_parser
+    text = ModelText(tokenizer, template, tuple(tokenizer.eos_token_ids), defaults, None, *parsers)
+    return replace(text, think_ids=think_ids(tokenizer, text.reply_format(template).reasoning_format))
+
+
+def think_ids(tokenizer: Tokenizer, form: ReasoningFormat | ChannelFormat | None) -> tuple[int, int] | None:
+    """Token ids of the markers around thoughts, if the vocabulary has such tokens."""
+    if not isinstance(form, ReasoningFormat):
+        return None
+    opening, closing = tokenizer.token_to_id(form.open), tokenizer.token_to_id(form.close)
+    return None if opening is None or closing is None else (opening, closing)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.faults import error_of
+from octavo.engine.faults import error_of, request_error
 from octavo.engine.messages import Abort, Deltas, EngineLost, Fatal, GetStats, Progress, Ready
 from octavo.engine.messages import Stats as Stats
 from octavo.errors import EngineDied, InvalidParameter, OctavoError, Overloaded, RequestError, RequestFailed
@@ -325,7 +325,7 @@ class Service:
             self._measure(live, delta.index, len(text.token_ids))
         if text.finish_reason is not None:
             if text.finish_reason == "error" and live.failure is None:
-                live.failure = RequestFailed(text.error or "the engine could not finish this request")
+                live.failure = request_error(delta.error_kind, text.error or "the engine could not finish this request")
             if delta.finish_reason is None:
                 self._client.send(Abort(delta.request_id, delta.index))  # a stop string: the engine does not know yet
             self._ended(live, text)

@@ -130,7 +130,7 @@ class Runner:
             sampling = sampling[[int(n) not in result.errors for n in launched.numbers[sampling]]]
         failed: dict[int, str] = {}
         for rows, samples in isolate(sampling, lambda some: self._draw(batch, hidden, some, launched.numbers, masks or {}), failed):
-            self._take(batch, rows, samples, launched.numbers, result)
+            self._take(launched, rows, samples, result)
         result.errors.update((int(launched.numbers[r]), text) for r, text in failed.items())
         return result
 
@@ -143,6 +143,8 @@ class Runner:
             self._admit(admit)
         if plan.copies:
             self._backend.copy_blocks(self._kv, plan.copies)
+        for slot, tokens in plan.drafts.items():
+            self._table.draft[slot] = tokens
         for row in plan.rows:
             if row.blocks or row.num_draft:
                 self._place(row)
@@ -258,8 +260,10 @@ class Runner:
         chosen = hidden if len(sources) == len(hidden) else hidden[torch.from_numpy(sources).to(hidden.device)]
         return self._model.logits(chosen).cpu()
 
-    def _take(self, batch: Batch, rows: NDArray[np.int64], samples: _Samples, numbers: NDArray[np.int64], result: StepResult) -> None:
+    def _take(self, launched: _Launched, rows: NDArray[np.int64], samples: _Samples, result: StepResult) -> None:
         """Verify drafts, append to the slots, fill the result, and ask for the next proposals."""
+        assert launched.batch is not None
+        batch, numbers, given = launched.batch, launched.numbers, launched.plan.drafts
         draws, table = samples.draws.tolist(), self._table
         at = 0
         slots, places, gains = list[int](), list[int](), list[list[int]]()
@@ -268,7 +272,8 @@ class Runner:
             tokens = draws[first:at]
             if drafted:
                 tokens = verify(tokens, table.draft[slot][:drafted])
-                self._drafter.accept(slot, drafted, len(tokens) - 1)
+                if slot not in given:
+                    self._drafter.accept(slot, drafted, len(tokens) - 1)
             if tokens[-1] < 0:
                 tokens.pop()  # what came before stands; the next step meets the failure again if the row goes on
                 if not tokens:

@@ -1,18 +1,15 @@
-"""The null drafter and the null constraint fit their protocols and change nothing; the group of one neither adds nor collects."""
+"""The null drafter fits its protocol and changes nothing; the group of one neither adds nor collects."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from octavo.decode.constraint import NullConstraint
 from octavo.decode.draft import NullDrafter
 from octavo.parallel.local import LocalGroup
 
 if TYPE_CHECKING:
-    from octavo.decode.constraint import Constraint
     from octavo.decode.draft import Drafter
     from octavo.parallel import Group
 
@@ -23,15 +20,6 @@ def test_null_drafter() -> None:
     assert drafter.draft(0, [1, 2]) == []
     drafter.accept(0, 0, 0)
     drafter.end(0)
-
-
-def test_null_constraint() -> None:
-    constraint: Constraint = NullConstraint()
-    mask = np.full(2, 2**32 - 1, np.uint32)
-    assert constraint.fill(mask) is False and (mask == 2**32 - 1).all()
-    constraint.accept(5)
-    constraint.rollback(1)
-    assert constraint.done() is False
 
 
 def test_local_group() -> None:

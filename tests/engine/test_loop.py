@@ -318,21 +318,16 @@ class EvenOnly:
     def rollback(self, count: int) -> None:
         del self.taken[len(self.taken) - count :]
 
-    def done(self) -> bool:
-        return False
+    def forced(self) -> list[int]:
+        return []
 
 
 def test_a_constraint_masks_its_own_sequence_and_sees_its_tokens() -> None:
-    from octavo.decode.constraint import NullConstraint
-
     made: dict[str, EvenOnly] = {}
 
     def constrain(message: object) -> object:
         name = message.request_id  # type: ignore[attr-defined]
-        if name == "free":
-            return NullConstraint()
-        made[name] = EvenOnly()
-        return made[name]
+        return None if name == "free" else lambda: made.setdefault(name, EvenOnly())
 
     whole = reference(PROMPT, 0, 8)
     script = [[add("free", PROMPT), add("bound", PROMPT), add("old", PROMPT, resumed={0: whole[:3]})]]

@@ -96,6 +96,12 @@ GOLDEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '{"name": "get_weather", "arguments": {"city": "Paris"}}\n{"name": "get_time", "arguments": {}}', "", [PARIS, ("get_time", {})]),
     (
         "hermes",
+        '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n{"name": "get_time", "arguments": {}}\n```',
+        "",
+        [PARIS, ("get_time", {})],
+    ),
+    (
+        "hermes",
         'A\n<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>\nB',
         "A\n\nB",
         [PARIS],
@@ -232,6 +238,8 @@ def test_plain_content_is_told_at_once() -> None:
         ("hermes", '<tool_call>{"name": "get_time", "arguments": '),
         ("hermes", '{"name": "get_news", "arguments": {"city": "Paris"}}'),
         ("hermes", '{"name": "get_weather"}'),
+        ("hermes", '```json\n{"a": 1}\n```'),
+        ("hermes", 'See: ```json\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n```'),
         ("hermes", 'Say {"name": "get_weather", "arguments": {"city": "Paris"}}'),
         ("llama3_json", '{"name": "Bob", "parameters": {"age": 3}}'),
         ("llama3_json", '{"answer": 42}'),

@@ -1,17 +1,26 @@
-"""Constraints say which tokens may come next (grammars, schemas). They run between launch and sample, off the scheduler."""
+"""Constraints say which tokens may come next (grammars, schemas). They run between launch and sample, off the scheduler.
+
+A sequence without a constraint is not known here at all, so it costs nothing.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
+    from numpy.typing import NDArray
+
+    # Asked until it gives the constraint; raises RequestError when there will be none.
+    Pending = Callable[[], "Constraint | None"]
 
 
 class Constraint(Protocol):
-    """State of one sequence's constraint. Four verbs."""
+    """State of one sequence's constraint. Four verbs; each raises GrammarError when the constraint cannot go on, which ends the sequence."""
 
-    def fill(self, mask: np.ndarray) -> bool:
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
         """Clear the bits of forbidden tokens in ``mask`` (uint32 [ceil(V / 32)], all ones on entry). False: nothing is forbidden."""
         ...
 
@@ -23,22 +32,6 @@ class Constraint(Protocol):
         """Undo the last ``count`` accepts."""
         ...
 
-    def done(self) -> bool:
-        """Only end-of-sequence may follow."""
+    def forced(self) -> list[int]:
+        """Tokens of the only text that can follow, as far as it goes; may be empty. A proposal: the mask may allow other tokens of that text."""
         ...
-
-
-class NullConstraint:
-    """Everything is allowed, always."""
-
-    def fill(self, mask: np.ndarray) -> bool:
-        return False
-
-    def accept(self, token_id: int) -> None:
-        return None
-
-    def rollback(self, count: int) -> None:
-        return None
-
-    def done(self) -> bool:
-        return False

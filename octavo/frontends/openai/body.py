@@ -12,6 +12,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.errors import InvalidParameter
 from octavo.frontends.openai.errors import HTTPError
 from octavo.frontends.openai.schema import ChatRequest, CompletionRequest, GenerateFields
+from octavo.frontends.openai.structured import GUIDED, structured_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,14 +45,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "reasoning_effort": (),
     "repetition_detection": (),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "session_id": (),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "stream_interval": (1,),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),
@@ -114,7 +113,9 @@ def parse(data: bytes, kind: type[Body]) -> Body:
 
 def _refuse(name: str, value: Any, known: tuple[str, ...]) -> None:
     """Pass a field that asks for nothing; refuse every other one."""
-    neutral = UNSUPPORTED.get(name, CHAT_ONLY.get(name))
+    if name in GUIDED and value is not None:
+        raise InvalidParameter(f'{name} is an old name; write "structured_outputs": {{"{GUIDED[name]}": ...}}', param=name)
+    neutral = UNSUPPORTED.get(name, CHAT_ONLY.get(name, () if name in GUIDED else None))
     if neutral is None:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -164,8 +165,9 @@ def completion_params(body: CompletionRequest, defaults: Mapping[str, Any]) -> S
 
 def _params(body: GenerateFields, defaults: Mapping[str, Any], extra: dict[str, Any], names: dict[str, str]) -> SamplingParams:
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    structured = structured_outputs(body.response_format, body.structured_outputs)
     try:
-        return SamplingParams(**{**defaults, **given, **extra})
+        return SamplingParams(**{**defaults, **given, **extra}, structured_outputs=structured)
     except InvalidParameter as error:
         name = names.get(error.param or "")
         if name is None:

@@ -48,6 +48,8 @@ class GenerateFields(Struct, kw_only=True):
     request_id: str | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class ChatRequest(GenerateFields, kw_only=True):

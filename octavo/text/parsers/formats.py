@@ -28,11 +28,30 @@ class ReasoningFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a call is written where it is enforced: ``begin``, its JSON arguments, ``end``. NAME stands for the function's name.
+
+    ``separator`` between calls, ``section`` before the first, ``section_end`` after the last. ``once``: two calls cannot be written.
+    ``needs``: a token that the vocabulary must have for this spelling.
+    """
+
+    begin: str
+    end: str = ""
+    separator: str = ""
+    section: str = ""
+    section_end: str = ""
+    once: bool = False
+    needs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """Calls as ``begin body end``; several may stand in a section, which ``section`` opens and ``section_end`` closes.
 
     ``bare``: how a body begins that no marker precedes; it counts only where a reply begins or a call has ended, and for known tools.
-    ``separators`` may stand between two calls. ``interrupts``: a call ends thoughts that were not closed.
+    ``fence``: what may stand around bare calls, as the reply's first and last text. ``separators`` may stand between two calls.
+    ``interrupts``: a call ends thoughts that were not closed.
+    ``spellings``: how calls are enforced, the preferred way first; empty: they cannot be.
     ``ids``: "call" (call_ and 24 hexadecimal digits), "short" (nine letters and digits, all that Mistral's templates take), "own" (the model's).
     """
 
@@ -44,8 +63,10 @@ class ToolFormat:
     section_end: str = ""
     separators: tuple[str, ...] = ()
     bare: str = ""
+    fence: tuple[str, str] = ("", "")
     interrupts: bool = False
     ids: str = "call"
+    spellings: tuple[Spelling, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -75,8 +96,9 @@ class ChannelFormat:
 
 HARMONY = ChannelFormat()
 
+_DEEPSEEK_SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK: dict[str, Any] = {
-    "begin": "<｜tool▁call▁begin｜>", "end": "<｜tool▁call▁end｜>", "section": "<｜tool▁calls▁begin｜>", "section_end": "<｜tool▁calls▁end｜>",
+    "begin": "<｜tool▁call▁begin｜>", "end": "<｜tool▁call▁end｜>", "section": _DEEPSEEK_SECTION[0], "section_end": _DEEPSEEK_SECTION[1],
     "interrupts": True,
 }  # fmt: skip
 
@@ -90,19 +112,34 @@ def _function_tags(begin: str, end: str) -> dict[str, Any]:
 TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     f.name: f
     for f in (
-        ToolFormat("hermes", Envelope(), "<tool_call>", "</tool_call>", bare="{"),  # bare: Qwen2.5-Coder, whatever its template says
-        ToolFormat("llama3_json", Envelope(), separators=(";",), section="<|python_tag|>", bare="{"),
+        ToolFormat(
+            "hermes", Envelope(), "<tool_call>", "</tool_call>", bare="{", fence=("```json", "```"),  # bare and fenced: Qwen2.5-Coder
+            spellings=(Spelling('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n"),),
+        ),
+        ToolFormat(
+            "llama3_json", Envelope(), separators=(";",), section="<|python_tag|>", bare="{",
+            spellings=(Spelling('{"name": "NAME", "parameters": ', "}", "; "),),
+        ),
         ToolFormat("pythonic", Pythonic(), section="<|python_tag|>", bare="["),
         ToolFormat("llama4_pythonic", Pythonic(), section="<|python_start|>", section_end="<|python_end|>", bare="["),
         ToolFormat(
             "mistral", Either("[{", Envelope(), Header(ends=("[ARGS]",), after=("[ARGS]",), id_mark="[CALL_ID]")), "[TOOL_CALLS]",
             interrupts=True, ids="short",
+            spellings=(
+                Spelling("[TOOL_CALLS]NAME[ARGS]", needs="[ARGS]"),
+                Spelling('[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]", needs="[TOOL_CALLS]"),
+            ),
         ),
         ToolFormat(
             "deepseek_v3", Header(before=("function<｜tool▁sep｜>",), ends=("\n",), after=("```json",), tail=("```",)),
+            spellings=(Spelling("<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n", "\n```<｜tool▁call▁end｜>", "\n", *_DEEPSEEK_SECTION),),
             **_DEEPSEEK,
         ),
-        ToolFormat("deepseek_v31", Header(ends=("<｜tool▁sep｜>",)), **_DEEPSEEK),
+        ToolFormat(
+            "deepseek_v31", Header(ends=("<｜tool▁sep｜>",)),
+            spellings=(Spelling("<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "", *_DEEPSEEK_SECTION),),
+            **_DEEPSEEK,
+        ),
         HARMONY,
         ToolFormat(
             "glm45",
@@ -115,9 +152,20 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
         ToolFormat(
             "kimi_k2", Header(ends=("<|tool_call_argument_begin|>",), prefix="functions.", own_id=True), "<|tool_call_begin|>", "<|tool_call_end|>",
             "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", interrupts=True, ids="own",
+            spellings=(  # the index in the header counts, which a grammar cannot
+                Spelling(
+                    "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", "<|tool_call_end|>", "", "<|tool_calls_section_begin|>",
+                    "<|tool_calls_section_end|>", once=True,
+                ),
+            ),
         ),
-        ToolFormat("granite", Envelope(), "<|tool_call|>"),
-        ToolFormat("phi4_mini_json", Envelope(), "<|tool_call|>", "<|/tool_call|>"),
+        ToolFormat(
+            "granite", Envelope(), "<|tool_call|>", spellings=(Spelling('{"name": "NAME", "arguments": ', "}", ", ", "<|tool_call|>[", "]"),)
+        ),
+        ToolFormat(
+            "phi4_mini_json", Envelope(), "<|tool_call|>", "<|/tool_call|>",
+            spellings=(Spelling('{"name": "NAME", "arguments": ', "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),),
+        ),
         ToolFormat("qwen3_coder", **_function_tags("<tool_call>", "</tool_call>")),
         ToolFormat("seed_oss", **_function_tags("<seed:tool_call>", "</seed:tool_call>")),
         ToolFormat(

@@ -144,7 +144,7 @@ class ReplyParser:
         self._calls: list[ToolCallDelta] = []
         self._count = 0
         self._open = False  # a call has been started and not ended
-        self._section = self._after_call = False
+        self._closer, self._after_call = "", False  # what ends the section that is open; whether a call came last
         harmony = next((f for f in (spec.tool_format, spec.reasoning_format) if isinstance(f, ChannelFormat)), None)
         self._reader = self._messages(harmony) if harmony is not None else self._blocks()
         next(self._reader, None)
@@ -207,7 +207,7 @@ class ReplyParser:
         reasoning, tool, source = self._reasoning, self._tool, self._source
         always = [] if tool is None else [m for m in (tool.section, tool.begin) if m]
         anywhere = Markers(always)
-        first = [*always, *([tool.bare] if tool is not None and tool.bare else []), *([reasoning.open] if reasoning is not None else [])]
+        first = [*always, *((tool.bare, tool.fence[0]) if tool is not None else ()), *([reasoning.open] if reasoning is not None else [])]
         self.thinking = reasoning is not None and self._spec.thinking
         fresh = True  # nothing but blank space since the beginning or the last block
         if self.thinking and reasoning is not None:
@@ -235,7 +235,7 @@ class ReplyParser:
         tool = self._tool
         if tool is None or not self._after_call:
             return ()
-        return (*tool.separators, *([tool.section_end] if self._section else []))
+        return (*tool.separators, self._closer)
 
     def _flow(self, flow: _Flow, stops: Markers) -> Reading[str | None]:
         """Text to ``flow`` up to the stop that is returned; None at the end."""
@@ -263,13 +263,14 @@ class ReplyParser:
         tool, source = self._tool, self._source
         assert tool is not None
         follows, self._after_call = self._after_call, False
-        if follows and found == tool.section_end:
-            self._section = False
+        if follows and found == self._closer:
+            self._closer = ""
             return True
         source.mark = source.at - len(found)
         count = self._count
         try:
-            if found in (tool.section, *(tool.separators if follows else ())):
+            lead = found in (tool.section, tool.fence[0], *tool.separators)
+            if lead:
                 yield from source.space()
                 begin = yield from source.expect(*filter(None, (tool.begin, tool.bare)))
             else:
@@ -277,7 +278,8 @@ class ReplyParser:
             if begin == tool.bare:
                 source.at -= len(begin)
             self.bare = begin == tool.bare and found != tool.section
-            self._section = self._section or found == tool.section
+            if lead and found not in tool.separators:
+                self._closer = tool.section_end if found == tool.section else tool.fence[1]
             yield from tool.body.read(source, self)
         except Malformed as error:
             self._broken(found, error)
