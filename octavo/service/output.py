@@ -60,7 +60,7 @@ class SequenceOutput:
             self._tell(tail, parts)
         if matched is not None:
             reason, stop_reason = "stop", matched
-        elif reason is None and self._parser is not None and self._parser.done:
+        elif self._parser is not None and self._parser.done:
             reason, stop_reason = "stop", None
         if reason is not None and self._parser is not None and parts is not None:
             parts.add(self._parser.finish())

@@ -221,3 +221,20 @@ def test_one_template_serves_many_threads() -> None:
 def test_long_conversations_fit_the_limits() -> None:
     messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": "some words " * 100} for i in range(1001)]
     assert template(TOOLS).render(messages) == oracle(TOOLS, messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"a": "é"}'),
+        ("{{ '<' + c.function.arguments + '>' }}", '<{"a": "é"}>'),
+        ("{{ c.function.arguments }}", '{"a": "é"}'),
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", "a=é"),
+        ("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}", '{"a": "é"}'),
+    ],
+)
+def test_arguments_reach_each_template_in_the_form_it_prints(source: str, printed: str) -> None:
+    chat = template("{% for m in messages %}{% for c in m.tool_calls or [] %}" + source + "{% endfor %}{% endfor %}")
+    for arguments in ('{"a": "é"}', {"a": "é"}):
+        messages = [{"role": "user", "content": "x"}, *called({"name": "f", "arguments": arguments})]
+        assert chat.render(messages) == printed

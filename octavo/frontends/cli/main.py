@@ -45,6 +45,7 @@ Weights = Annotated[
 ]
 ToolParser = Annotated[str, typer.Option(help="How the model writes tool calls; auto: as its template shows; none: off.", rich_help_panel=MEMORY)]
 ReasoningParser = Annotated[str, typer.Option(help="How the model marks its thoughts; auto, none, or a name.", rich_help_panel=MEMORY)]
+AutoTools = Annotated[bool, typer.Option(help="Let the model decide whether to call tools when a request does not say.", rich_help_panel=SERVER)]
 TemplateFile = Annotated[Path | None, typer.Option("--chat-template", help="File with a Jinja template to use instead.", rich_help_panel=MEMORY)]
 
 
@@ -83,9 +84,7 @@ def serve(
     chat_template: TemplateFile = None,
     tool_call_parser: ToolParser = "auto",
     reasoning_parser: ReasoningParser = "auto",
-    enable_auto_tool_choice: Annotated[
-        bool, typer.Option(help="Let the model decide whether to call tools when a request does not say.", rich_help_panel=SERVER)
-    ] = True,
+    enable_auto_tool_choice: AutoTools = True,
     trust_request_chat_template: Annotated[
         bool, typer.Option("--trust-request-chat-template", help="Let requests bring a template.", rich_help_panel=SERVER)
     ] = False,
