@@ -47,6 +47,11 @@ def complete(**fields: Any) -> dict[str, Any]:
     return {"prompt": "the", **fields}
 
 
+DEEP: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": {}}}
+_inner = DEEP["json_schema"]["schema"]
+for _ in range(70):
+    _inner["items"] = _inner = {}
+
 # (path, body, status, param, a part of the message)
 BAD: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, b"{", 400, None, "not valid JSON"),
@@ -103,6 +108,21 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [{}]}]), 400, "messages[0].tool_calls[0].function", "an object with a name"),
     (CHAT, chat(messages=[{"role": "user", "content": "x", "reasoning": "y"}]), 400, "messages[0].reasoning", "not supported"),
     (COMPLETIONS, complete(tools=[TOOL]), 400, "tools", "tools is not supported"),
+    (CHAT, chat(response_format={"type": "xml"}), 400, "response_format.type", "must be one of text, json_object, json_schema"),
+    (CHAT, chat(response_format={"type": "json_object", "schema": {}}), 400, "response_format.schema", "schema is not known"),
+    (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format.json_schema", "with a schema"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": 3}}), 400, "response_format.json_schema.schema", "JSON schema"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "strict": 1}}), 400, "response_format.json_schema.strict", ""),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}), 400, "response_format.json_schema.x", "not known"),
+    (CHAT, chat(response_format=DEEP), 400, "response_format", "nested deeper than 64"),
+    (CHAT, chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}), 400, "structured_outputs", "both give a form"),
+    (CHAT, chat(response_format={"type": "json_object"}, ignore_eos=True), 400, "ignore_eos", "exclude each other"),
+    (COMPLETIONS, complete(structured_outputs={"regexp": "a"}), 400, "structured_outputs.regexp", "unknown field"),
+    (COMPLETIONS, complete(structured_outputs={"regex": "a", "json": {}}), 400, "structured_outputs", "exactly one"),
+    (COMPLETIONS, complete(structured_outputs={"regex": "a" * 20_000}), 400, "structured_outputs.regex", "limit is 16,384"),
+    (COMPLETIONS, complete(structured_outputs={"choice": ["a"] * 10_001}), 400, "structured_outputs.choice", "10,001 entries"),
+    (COMPLETIONS, complete(structured_outputs={"regex": "a"}, min_tokens=2), 400, "min_tokens", "exclude each other"),
+    (COMPLETIONS, complete(guided_json={}), 400, "guided_json", 'write "structured_outputs": {"json"'),
     (CHAT, chat(reasoning_effort="low"), 400, "reasoning_effort", "not supported"),
     (CHAT, chat(echo=True), 400, "echo", "echo is not supported"),
     (CHAT, chat(temprature=1), 400, "temprature", "did you mean 'temperature'?"),

@@ -11,7 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from octavo.core.structured import MAX_TAGS
 from octavo.decode.constraint.lark import check_depth, check_rules
-from octavo.decode.constraint.schema import OWN_OPTIONS, check_schema, close_objects, parse_json
+from octavo.decode.constraint.schema import OWN_OPTIONS, check_schema, parse_json, prepared
 from octavo.errors import GrammarError
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
 
 
 def json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
-    if params.disable_additional_properties:
-        schema = close_objects(schema)
     if schema is False:
-        raise GrammarError("structured_outputs.json: no text fits the schema false")
+        raise GrammarError("structured_outputs.json at $: no text fits the schema false")
+    schema = prepared(schema, close=params.disable_additional_properties)
     return llguidance.LLMatcher.grammar_from_json_schema(json.dumps({} if schema is True else schema), overrides=json_options(params))  # type: ignore[arg-type]
 
 
@@ -109,8 +108,7 @@ def tags_grammar(text: str, params: StructuredOutputsParams, special_id: Special
         where = f"{what}.structures[{i}]"
         begin, end, schema, path = _structure(structure, where)
         check_schema(schema, path)
-        if params.disable_additional_properties:
-            schema = close_objects(schema)
+        schema = prepared(schema, close=params.disable_additional_properties)
         schema = {**schema, OWN_OPTIONS: json_options(params)} if isinstance(schema, dict) else {OWN_OPTIONS: json_options(params)}
         rest = f"%json {json.dumps(schema)} {_spelled(end, special_id)}"
         names.append(f"tag_{i}")

@@ -41,7 +41,6 @@ MAX_MASK_SECONDS = 0.25  # of processor time for one mask: beyond, the grammar w
 MAX_CACHE_BYTES = 256 << 20
 BYTES_PER_BYTE = 64  # memory of a compiled grammar for each byte of its text: measured 25 to 110 on tool schemas of 10 to 100 KB
 BYTES_LEAST = 64 << 10
-MAX_WAITING = 256  # grammars that wait for a compiling thread
 THREADS = 2
 MAX_STUCK = 2  # compilations beyond their time whose threads are replaced: native code cannot be interrupted, it ends by its own limits
 STACK_BYTES = 512 << 20  # address space: the engine recurses over chains of rules, as many as the largest text can hold
@@ -200,7 +199,7 @@ class GrammarCompiler:
         """``load`` is called on a compiling thread when the first grammar comes."""
         self._load, self._max_bytes = load, max_bytes
         self._vocabulary: Vocabulary | None = None
-        self._loading = threading.Lock()
+        self._loading, self._lock = threading.Lock(), threading.Lock()  # the latter guards what is kept
         self._kept: OrderedDict[tuple[object, ...], Compilation] = OrderedDict()
         self._queue: queue.SimpleQueue[Compilation] = queue.SimpleQueue()
         self._threads = 0
@@ -209,23 +208,26 @@ class GrammarCompiler:
     @property
     def nbytes(self) -> int:
         """Estimated size of the compiled grammars that are kept."""
-        return sum(_size(entry) for entry in self._kept.values())
+        with self._lock:
+            return sum(_size(entry) for entry in self._kept.values())
 
     def start(self, params: StructuredOutputsParams) -> Compilation:
-        """The compilation of ``params``: a kept one, one under way, or a new one. Raises Overloaded if too many wait."""
+        """The compilation of ``params``: a kept one, one under way, or a new one. Raises Overloaded while too many take too long."""
         key = (
             params.kind, str(getattr(params, params.kind)), params.disable_any_whitespace, params.disable_additional_properties,
             params.whitespace_pattern,
         )  # fmt: skip
-        found = self._kept.get(key)
-        if found is not None and not (found.result.done() and found.result.exception() is not None):
-            self._kept.move_to_end(key)
-            return found
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
         stuck = sum(entry.overdue for entry in list(self._running))
-        if stuck > MAX_STUCK or self._queue.qsize() >= MAX_WAITING:
-            raise Overloaded(f"{self._queue.qsize():,} grammars wait and {stuck} take longer than {MAX_COMPILE_SECONDS:g} s; try again later")
-        compilation = self._kept[key] = Compilation(params)
-        self._shrink()
+        if stuck > MAX_STUCK:
+            raise Overloaded(f"{stuck} grammars take longer than {MAX_COMPILE_SECONDS:g} s to compile; try again later")
+        compilation = Compilation(params)
+        with self._lock:
+            self._kept[key] = compilation
         self._queue.put(compilation)
         if self._threads < THREADS + stuck:
             self._threads += 1
@@ -234,13 +236,12 @@ class GrammarCompiler:
 
     def _shrink(self) -> None:
         """Forget failures, and the least recently used until the rest fits. What is under way stays."""
-        for key in [k for k, entry in self._kept.items() if entry.result.done() and entry.result.exception() is not None]:
-            del self._kept[key]
-        total = self.nbytes
-        for key in [k for k, entry in self._kept.items() if entry.result.done()]:
-            if total <= self._max_bytes:
-                return
-            total -= _size(self._kept.pop(key))
+        with self._lock:
+            total = sum(_size(entry) for entry in self._kept.values())
+            for key, entry in list(self._kept.items()):
+                failed = entry.result.done() and entry.result.exception() is not None
+                if failed or (total > self._max_bytes and entry.result.done()):
+                    total -= _size(self._kept.pop(key))
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._work, name="octavo-grammar", daemon=True)
@@ -261,6 +262,7 @@ class GrammarCompiler:
             except OctavoError as error:
                 compilation.result.set_exception(error)
             self._running.remove(compilation)
+            self._shrink()
 
     def _vocab(self) -> Vocabulary:
         with self._loading:

@@ -36,6 +36,13 @@ ASSERTIONS: dict[str, tuple[type, ...]] = {
 KNOWN = frozenset({*ANNOTATIONS, *MAPS, *LISTS, *SINGLE, *ASSERTIONS, "items"})
 FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+# RFC 3339 to the last digit, where the engine's own expressions let a 29 February and a leap second come any time. No leap seconds at all, since
+# they depend on the time zone, and none of the year 0, which calendars disagree on.
+_LEAP = r"(\d\d(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
+_DAY = r"((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+_DATE = rf"((\d\d\d[1-9]|\d\d[1-9]\d|\d[1-9]\d\d|[1-9]\d\d\d)-{_DAY}|{_LEAP}-02-29)"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 OWN_OPTIONS = "x-guidance"  # the grammar engine's options within a schema; a request may not set them
 
 
@@ -147,19 +154,23 @@ def _check_multiple(where: str, node: dict[str, Any], seen: set[int]) -> None:
         raise GrammarError(f"{where}.multipleOf {value} counts as {whole:,}, the limit is {MAX_MULTIPLE:,}{several}")
 
 
-def close_objects(schema: Any) -> Any:
-    """The schema with ``additionalProperties: false`` wherever an object names its properties and says nothing of others. A copy."""
+def prepared(schema: Any, *, close: bool) -> Any:
+    """A copy as the engine shall read it: dates exact to the day (:data:`PATTERNS`), and if ``close``, ``additionalProperties: false`` wherever an
+    object names its properties and says nothing of others."""
     if isinstance(schema, list):
-        return [close_objects(item) for item in schema]
+        return [prepared(item, close=close) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = dict(schema)
+    made = dict(schema)
     for name in (*MAPS, *LISTS, *SINGLE, "items"):
         value = schema.get(name)
         if name in MAPS and isinstance(value, dict):
-            closed[name] = {key: close_objects(child) for key, child in value.items()}
+            made[name] = {key: prepared(child, close=close) for key, child in value.items()}
         elif isinstance(value, (dict, list)):
-            closed[name] = close_objects(value)
-    if "additionalProperties" not in schema and "properties" in schema:
-        closed["additionalProperties"] = False
-    return closed
+            made[name] = prepared(value, close=close)
+    if close and "additionalProperties" not in schema and "properties" in schema:
+        made["additionalProperties"] = False
+    pattern = PATTERNS.get(schema.get("format", ""))
+    if pattern is not None:
+        made["allOf"] = [*made.get("allOf", ()), {"pattern": f"^{pattern}$"}]
+    return made
