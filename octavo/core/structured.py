@@ -19,7 +19,7 @@ MAX_MULTIPLES = 100_000  # product of the different ones in a schema
 MAX_REGEX_BYTES = 1 << 14
 MAX_CHOICES = 10_000
 MAX_CHOICE_BYTES = 1 << 20  # of all choices together
-MAX_TAGS = 128
+MAX_TAGS = 256
 MAX_PATTERN_BYTES = 256  # of whitespace_pattern
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

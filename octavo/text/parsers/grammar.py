@@ -33,7 +33,7 @@ def required_calls(way: Spelling, tools: Mapping[str, Any], paths: Mapping[str, 
 
 def strict_calls(form: ToolFormat, way: Spelling, tools: Mapping[str, Any], paths: Mapping[str, str], strict: frozenset[str]) -> str:
     """Free text in which a call, once it begins, follows the schema of its tool if that is strict."""
-    marker = form.section if way.section else form.begin
+    marker = next((m for m in (form.section, form.begin) if m and (way.section + way.begin).startswith(m)), "")
     ways = [(way.section + way.begin, way.end + way.section_end, marker)] if marker else []
     if form.bare:
         ways.append((way.begin[way.begin.index("{") :], "}", BARE))
