@@ -130,7 +130,10 @@ def _definitions(tools: Any) -> tuple[dict[str, Any], frozenset[str]]:
         raise _wrong(f"has {len(tools):,} entries, the limit is {MAX_TOOLS:,}", "tools")
     for i, tool in enumerate(tools):
         plain(tool, f"tools[{i}]")  # JSON values alone, and not too deep
-    size = len(json.dumps(tools, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    try:
+        size = len(json.dumps(tools, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise _wrong("holds half of a surrogate pair, which is no character", "tools") from None
     if size > MAX_TOOLS_BYTES:
         raise _wrong(f"has {size:,} bytes, the limit is {MAX_TOOLS_BYTES:,}", "tools")
     made: dict[str, Any] = {}

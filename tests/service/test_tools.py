@@ -102,6 +102,10 @@ def test_one_call_at_most_ends_the_sequence(tool_text: ModelText) -> None:
     assert [c[0] for c in fold(deltas)[2]] == ["get_weather"] and deltas[-1].finish_reason == "stop" and deltas[-1].stop_reason is None
     assert not client.live, "the engine was told"
     assert usage.completion_tokens < len(tool_text.tokenizer.encode(CALL + CALL))
+    most = usage.completion_tokens + 3  # a step that runs into this limit after the call has ended has not been cut by it
+    for chunk in (1, 1000):
+        deltas, _, _ = play(tool_text, CALL + "\n" + CALL, chunk=chunk, tools=[WEATHER], parallel_tool_calls=False, max_tokens=most)
+        assert deltas[-1].finish_reason == "stop" and sum(len(d.token_ids) for d in deltas) == most - 3
     deltas, _, _ = play(tool_text, CALL + "\n" + CALL, tools=[WEATHER])
     assert len(fold(deltas)[2]) == 2
 
@@ -141,6 +145,7 @@ def deep(levels: int) -> dict[str, Any]:
         ({"tools": [function(parameters=[])]}, "tools[0].function.parameters", "must be a JSON schema object"),
         ({"tools": [function(parameters={"type": "string"})]}, "tools[0].function.parameters.type", "must be 'object'"),
         ({"tools": [function(parameters=deep(40))]}, "tools[0]", "nested deeper than 64"),
+        ({"tools": [function(description="\ud800")]}, "tools", "half of a surrogate pair"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "defined twice"),
         ({"tools": [WEATHER] * 129}, "tools", "has 129 entries, the limit is 128"),
         ({"tools": [function(description="x" * 2**20)]}, "tools", "bytes, the limit is 1,048,576"),

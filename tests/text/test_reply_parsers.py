@@ -287,8 +287,10 @@ def test_a_single_call_ends_the_reply() -> None:
         if parser.done:
             break
     assert text[:seen].endswith('"Paris"}}')
-    for seed in range(8):
-        assert fold(cuts(text, seed), spec_for("hermes", single=True)).parsed() == [PARIS]
+    for name, reply, _, calls in GOLDEN:
+        for seed in range(4):
+            assert fold(cuts(reply, seed), spec_for(name, single=True)).parsed() == calls[:1]
+        assert fold([reply], spec_for(name, single=True)).parsed() == calls[:1]
 
 
 @pytest.mark.parametrize(
@@ -350,12 +352,14 @@ PIECES = [
     name=st.sampled_from(sorted(TOOL_FORMATS)),
     thinking=st.sampled_from([n for n in sorted(REASONING_FORMATS) if n != "harmony"] + ["none"]),
     opened=st.booleans(),
+    single=st.booleans(),
     pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.text(string.printable, max_size=6)), max_size=24),
     seed=st.integers(0, 10**6),
 )
-def test_every_cut_gives_the_same_and_nothing_is_lost(name: str, thinking: str, opened: bool, pieces: list[str], seed: int) -> None:
+def test_every_cut_gives_the_same_and_nothing_is_lost(name: str, thinking: str, opened: bool, single: bool, pieces: list[str], seed: int) -> None:
     text = "".join(pieces)
-    spec = ReplyFormat(tool_format=tool_format(name, None), reasoning_format=reasoning_format(thinking, None), tools=TOOLS, thinking=opened)
+    thoughts = reasoning_format(thinking, None)
+    spec = ReplyFormat(tool_format=tool_format(name, None), reasoning_format=thoughts, tools=TOOLS, thinking=opened, single=single)
     whole = fold([text], spec)
     assert fold(cuts(text, seed), spec) == whole == fold(list(text), spec)
     json_safe = json.dumps([whole.content, whole.reasoning, whole.calls]).encode()

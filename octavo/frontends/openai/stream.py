@@ -129,7 +129,10 @@ class ChatStream:
                     first.prompt_logprobs = prompt_logprobs(delta.prompt_logprobs, shape.prompt_logprobs)
             self._begun.add(delta.index)
             made.append(first)
-        choices = [ChatChunkChoice(index=delta.index, delta=d) for d in self._deltas(delta)]
+        steps = self._deltas(delta)
+        if not steps and delta.finish_reason is None and not delta.logprobs and not shape.return_token_ids:
+            return made
+        choices = [ChatChunkChoice(index=delta.index, delta=d) for d in steps or [ChatDelta()]]
         last = choices[-1]  # what belongs to the whole step goes with its last chunk
         last.logprobs = chat_logprobs(delta.logprobs, shape) if delta.logprobs else None
         last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
@@ -141,7 +144,7 @@ class ChatStream:
         return made
 
     def _deltas(self, delta: TextDelta) -> list[ChatDelta]:
-        """At least one, perhaps of nothing."""
+        """What there is to tell; nothing while a marker or a name is incomplete."""
         parts = delta.parts
         if parts is None:
             return [ChatDelta(content=delta.text) if delta.text or delta.finish_reason is None else ChatDelta()]
@@ -153,7 +156,7 @@ class ChatStream:
         if parts.tool_calls:
             self._called.add(delta.index)
             made += [ChatDelta(tool_calls=[tool_call_chunk(call)]) for call in parts.tool_calls]
-        return made or [ChatDelta()]
+        return made
 
     def usage_chunk(self, usage: UsageBody) -> ChatChunk:
         """The last chunk when the client asked for usage: no choices."""

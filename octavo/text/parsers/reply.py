@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,10 @@ def begins_thinking(form: ReasoningFormat | ChannelFormat | None, prompt: str, f
     return tail.endswith(form.open) or (form.implicit and not tail.endswith(form.close))
 
 
+class _Done(Exception):
+    """The one call that a reply may hold has ended."""
+
+
 class _Flow:
     """One kind of text on its way out. Blank space beside a block (a call, or thoughts) is layout: it is told only between two texts."""
 
@@ -146,8 +151,12 @@ class ReplyParser:
         self._open = False  # a call has been started and not ended
         self._closer, self._after_call = "", False  # what ends the section that is open; whether a call came last
         harmony = next((f for f in (spec.tool_format, spec.reasoning_format) if isinstance(f, ChannelFormat)), None)
-        self._reader = self._messages(harmony) if harmony is not None else self._blocks()
+        self._reader = self._until_done(self._messages(harmony) if harmony is not None else self._blocks())
         next(self._reader, None)
+
+    def _until_done(self, reading: Reading[None]) -> Reading[None]:
+        with suppress(_Done):
+            yield from reading
 
     def push(self, text: str) -> ReplyDelta:
         """What is certain after this text."""
@@ -189,7 +198,9 @@ class ReplyParser:
         self._open = False
         self._count += 1
         self._content.beside = True
-        self.done = self._spec.single
+        if self._spec.single:
+            self.done = True
+            raise _Done
 
     def _make_id(self) -> str:
         digest = hashlib.blake2b(f"{self._spec.id_seed}/{self._count}".encode(), digest_size=12)
@@ -212,7 +223,7 @@ class ReplyParser:
         fresh = True  # nothing but blank space since the beginning or the last block
         if self.thinking and reasoning is not None:
             yield from skip_to(source, reasoning.open)  # opened by the prompt and once more by the model
-        while not self.done:
+        while True:
             if self.thinking:
                 found = yield from self._think(always)
             elif fresh:
@@ -285,7 +296,7 @@ class ReplyParser:
             self._broken(found, error)
             return self._count > count
         source.mark = None
-        if tool.end and not self.done:
+        if tool.end:
             yield from skip_to(source, tool.end)
         self._after_call = True
         return True
@@ -308,7 +319,7 @@ class ReplyParser:
         source = self._source
         heads = (form.start, form.channel, "to=")
         stops = Markers(heads[:2])
-        while not self.done:
+        while True:
             self._content.say((yield from source.space()))
             found = yield from source.literal(*heads)
             if found is None:
