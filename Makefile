@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 NATIVE := CMakeLists.txt $(shell find octavo/kernels/csrc -type f)
 
-.PHONY: serve chat test test-fast test-slow lint bench install dev clean help
+.PHONY: serve chat test test-fast test-slow sanitize sanitize-thread lint bench install dev clean help
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -44,6 +44,12 @@ test-slow: $(VENV)/.dev  ## tests that need minutes
 	$(BIN)/python -m pytest -m slow --durations=10
 
 test: lint test-fast  ## lint, types and the fast tests (pulls three small checkpoints, 840 MB, once)
+
+sanitize: $(VENV)/.dev  ## tests of the native code under gcc's address and undefined-behaviour sanitizers
+	$(BIN)/python tests/sanitize.py address,undefined
+
+sanitize-thread: $(VENV)/.dev  ## tests of the native thread pool under gcc's thread sanitizer
+	$(BIN)/python tests/sanitize.py thread
 
 bench: $(VENV)/.installed  ## host cost of a step, kernels against their floors, cpu against reference backend (under 2 minutes)
 	$(BIN)/python benchmarks/host_step.py --steps 200 --requests 500

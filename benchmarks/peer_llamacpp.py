@@ -3,6 +3,10 @@
     python -m venv PEER && PEER/bin/pip install llama-cpp-python numpy      (builds for this processor, about 12 minutes)
     PEER/bin/python benchmarks/peer_llamacpp.py MODEL.gguf [--threads 2]
 
+For ``peers.py --isa avx2``, a build that has no wider instructions, in an environment of its own:
+
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_AVX512=OFF" PEER/bin/pip install llama-cpp-python
+
 Batches go through llama.cpp's own interface, one call of llama_decode a step for all sequences; the next token is the largest logit.
 """
 
@@ -34,6 +38,8 @@ class Peer:
         self.context = lc.llama_init_from_model(self.model, params)
         self.vocab = lc.llama_vocab_n_tokens(lc.llama_model_get_vocab(self.model))
         self.batch = lc.llama_batch_init(BATCH_TOKENS, 0, 1)
+        enabled = (flag.partition(" = ") for flag in lc.llama_print_system_info().decode().replace("CPU :", "").split(" | "))
+        self.instructions = " ".join(name.strip() for name, _, on in enabled if on.strip() == "1")
         self.rng = random.Random(0)
 
     def decode(self, tokens: list[tuple[int, int, int, bool]]) -> list[int]:

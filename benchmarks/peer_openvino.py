@@ -19,6 +19,8 @@ from protocol import peer_main, prompt_ids
 class Peer:
     """Greedy, end tokens ignored, prefix cache off, no text in or out."""
 
+    instructions = ""
+
     def __init__(self, model: str, threads: int) -> None:
         config = og.SchedulerConfig()
         config.cache_size, config.max_num_batched_tokens, config.max_num_seqs = 2, 2048, 64

@@ -46,8 +46,20 @@ def figures(run: Callable[[int, int, int], float], *, batches: tuple[int, ...] =
     return found
 
 
+def replace_block(text: str, name: str, body: str) -> str:
+    """``text`` with ``body`` between the markers of ``name``; they are added at the end if they are not there."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    made = f"{begin}\n{body}\n{end}"
+    if begin not in text or end not in text:
+        return text.rstrip("\n") + f"\n\n{made}\n"
+    head, rest = text.split(begin, 1)
+    return head + made + rest.split(end, 1)[1]
+
+
 class Peer(Protocol):
-    """Another engine with a model loaded."""
+    """Another engine with a model loaded. ``instructions``: its own account of the sets it was built for, empty where it chooses at run time."""
+
+    instructions: str
 
     def run(self, batch: int, prompt: int, new: int) -> float: ...
 
@@ -63,4 +75,4 @@ def peer_main(name: str, version: str, load: Callable[[str, int], Peer], more: C
     peer = load(options.model, options.threads)
     ready = time.perf_counter() - start
     found = figures(peer.run, short=options.short) | more(peer)
-    print(json.dumps({"name": name, "version": version, "load_s": ready, "figures": found}))
+    print(json.dumps({"name": name, "version": version, "load_s": ready, "instructions": peer.instructions, "figures": found}))

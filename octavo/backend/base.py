@@ -23,11 +23,13 @@ class RawWeight:
     """A matrix [N, K] as stored in a file. ``data``: uint8 [N, bytes per row], possibly memory-mapped and read-only.
 
     ``format``: "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k".
+    ``columns`` int32 [K]: column j of ``data`` belongs to input ``columns[j]``; None where they are in order.
     """
 
     format: str
     shape: tuple[int, int]
     data: np.ndarray
+    columns: np.ndarray | None = None
 
 
 class PackedWeight(Protocol):
@@ -60,23 +62,36 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """The cache of a whole model: one entry a layer."""
+    """The cache of a whole model: one entry a layer. 8-bit types keep a float32 scale for each position and head beside the codes."""
 
     layers: tuple[AttentionSpec, ...]
     block_size: int
     dtype: torch.dtype
 
+    @property
+    def scaled(self) -> bool:
+        return self.dtype.itemsize == 1
+
     def block_bytes(self) -> int:
-        """Bytes of one block over all layers (keys and values)."""
-        return sum(2 * s.num_kv_heads * s.head_dim for s in self.layers) * self.block_size * self.dtype.itemsize
+        """Bytes of one block over all layers (keys and values, and their scales)."""
+        return sum(2 * s.num_kv_heads * (s.head_dim * self.dtype.itemsize + (4 if self.scaled else 0)) for s in self.layers) * self.block_size
 
 
 @dataclass(slots=True)
 class LayerKV:
-    """Keys and values of one layer, in whatever layout the backend chose. ``alloc_kv`` makes them, ``attention`` writes and reads them."""
+    """Keys and values of one layer, in whatever layout the backend chose. ``alloc_kv`` makes them, ``attention`` writes and reads them.
+
+    Scales float32 [blocks, G, block size], with 8-bit types alone.
+    """
 
     k: Tensor
     v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that belongs to a block; blocks are the first dimension."""
+        return [x for x in (self.k, self.v, self.k_scale, self.v_scale) if x is not None]
 
 
 @dataclass(slots=True)

@@ -15,13 +15,13 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from octavo.backend import create_backend
+from octavo.backend import costs, create_backend
 from octavo.backend.base import AttentionBatch, AttentionSpec, BackendOptions, KVSpec, RawWeight, SampleBatch
 from octavo.backend.peaks import best_of, measure_floors
 from octavo.errors import OctavoError
@@ -30,17 +30,21 @@ from octavo.kernels.dequant import BLOCKS, row_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from octavo.backend.base import Backend
+    from octavo.backend.base import Backend, LayerKV
+    from octavo.backend.costs import Cost
     from octavo.backend.peaks import Floors
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 576, 1536, 9, 3, 64, 49152
 MATRICES = ((2 * FFN, HIDDEN), (HIDDEN, FFN), (4096, 4096))
 FORMATS = ("f32", "bf16", "q8_0", "q4_1", "q4_k", "q6_k")
-TOKENS = (1, 8, 32, 128, 512)
-SHORT_FORMATS, SHORT_TOKENS = ("q8_0", "q4_1"), (1, 32)
+TOKENS = (1, 8, 16, 32, 128, 512)
+SHORT_FORMATS, SHORT_TOKENS = ("q8_0", "q4_1"), (1, 8, 32, 128)
+# Attention: (rows, tokens a row, tokens already in the cache), in every type of cache that the backend has.
+BATCHES = ((1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (1, 512, 0), (1, 128, 1024), (16, 128, 0))
+SHORT_BATCHES = ((1, 1, 512), (32, 1, 512), (1, 512, 0))
+CACHES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ROUNDS = 3
-INT8_BYTES = 1.5  # a packed weight with fewer bytes a value is multiplied in int8
-OPERATORS = ("matmul", "attention", "norm", "rope", "act_mul", "embed", "sample")
+OPERATORS = ("matmul", "attention", "norm", "rope", "act_mul", "embed", "sample", "copy_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operator at one shape. ``calls`` are made in turn; each moves ``bytes`` and does ``ops``, in int8 or float32."""
+    """One operator at one shape. ``calls`` are made in turn; each must do at least ``cost``."""
 
     operator: str
     shape: str
     calls: Sequence[Callable[[], object]]
-    bytes: float
-    ops: float
-    int8: bool = False
+    cost: Cost
 
 
 # --- cases ---
@@ -95,9 +97,8 @@ def matmul_cases(s: Settings) -> Iterator[Case]:
             for tokens in SHORT_TOKENS if s.short else TOKENS:
                 x = torch.randn(tokens, inputs)
                 calls = [partial(w.matmul, x) for w in weights]
-                moved = first.nbytes + 4.0 * tokens * (inputs + outputs)
-                int8 = first.nbytes < INT8_BYTES * outputs * inputs
-                yield Case("matmul", f"{form} {outputs}x{inputs}, {tokens} tokens", calls, moved, 2.0 * tokens * outputs * inputs, int8)
+                cost = costs.matmul(first.nbytes, outputs, inputs, tokens)
+                yield Case("matmul", f"{form} {outputs}x{inputs}, {tokens} tokens", calls, cost)
 
 
 def pack(s: Settings, raw: RawWeight) -> Any:
@@ -108,65 +109,92 @@ def copies(s: Settings, nbytes: float) -> int:
     return max(1, min(512, round(s.working_set / nbytes)))
 
 
+def caches(s: Settings) -> Iterator[tuple[str, torch.dtype]]:
+    """The types in which the backend keeps keys and values."""
+    spec = KVSpec((AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, 1.0),), 16, torch.float32)
+    for name, dtype in CACHES.items():
+        try:
+            s.backend.alloc_kv(replace(spec, dtype=dtype), 1)
+        except OctavoError:
+            continue
+        yield name, dtype
+
+
+def filled_cache(s: Settings, spec: AttentionSpec, dtype: torch.dtype, blocks: int) -> list[LayerKV]:
+    """Layers enough to fill the working set, of ordinary random values."""
+    layers = copies(s, 2.0 * blocks * 16 * KV_HEADS * HEAD_DIM * dtype.itemsize)
+    kv = s.backend.alloc_kv(KVSpec((spec,) * layers, 16, dtype), blocks)
+    for layer in kv:
+        layer.k.normal_()
+        layer.v.normal_()
+    return kv
+
+
 def attention_cases(s: Settings) -> Iterator[Case]:
     spec = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM**-0.5)
-    # (rows, tokens a row, tokens already in the cache)
-    shapes = ((32, 1, 512),) if s.short else ((1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (1, 512, 0), (1, 128, 1024), (16, 128, 0))
-    for rows, count, start in shapes:
+    for (rows, count, start), (name, dtype) in product(SHORT_BATCHES if s.short else BATCHES, list(caches(s))):
         table = -(-(start + count) // 16)
-        pair = 2.0 * KV_HEADS * HEAD_DIM * torch.float32.itemsize
-        layers = copies(s, rows * (start + count) * pair)
-        kv = s.backend.alloc_kv(KVSpec((spec,) * layers, 16, torch.float32), rows * table)
-        for layer in kv:
-            layer.k.normal_()
-            layer.v.normal_()
+        kv = filled_cache(s, spec, dtype, rows * table)
         tables = np.arange(rows * table, dtype=np.int32).reshape(rows, table)
         offsets, starts = np.arange(rows + 1, dtype=np.int32) * count, np.full(rows, start, np.int32)
         plan = s.backend.plan_attention(AttentionBatch(offsets, starts, tables, 16))
         q, k, v = (torch.randn(rows * count, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
         calls = [partial(s.backend.attention, q, k, v, layer, plan, spec) for layer in kv]
-        seen = rows * (count * start + count * (count + 1) / 2)  # query-key pairs a head
-        moved = rows * (start + count) * pair + 8.0 * rows * count * HEADS * HEAD_DIM
-        yield Case("attention", f"{rows} x {count} tokens after {start}", calls, moved, 4.0 * seen * HEADS * HEAD_DIM)
+        cost = costs.attention([count] * rows, [start] * rows, HEADS, KV_HEADS, HEAD_DIM, dtype.itemsize)
+        yield Case("attention", f"{name} cache, {rows} x {count} tokens after {start}", calls, cost)
+
+
+def copy_cases(s: Settings) -> Iterator[Case]:
+    spec, pairs = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, 1.0), 8
+    kv = filled_cache(s, spec, torch.float32, 2 * pairs)
+    copied = [(block, pairs + block) for block in range(pairs)]
+    moved = 2.0 * len(kv) * pairs * 2 * 16 * KV_HEADS * HEAD_DIM * torch.float32.itemsize
+    yield Case("copy_blocks", f"{pairs} blocks of 16 in {len(kv)} layers", [partial(s.backend.copy_blocks, kv, copied)], costs.Cost(moved, 0.0))
 
 
 def elementwise_cases(s: Settings) -> Iterator[Case]:
-    b, tokens = s.backend, 32 if s.short else 512
-    size = 4.0 * tokens * HIDDEN
-    pairs = [(torch.randn(tokens, HIDDEN), torch.randn(tokens, HIDDEN)) for _ in range(copies(s, 2 * size))]
+    for tokens in (32,) if s.short else (1, 32, 512):
+        yield from elementwise(s, tokens)
+
+
+def elementwise(s: Settings, tokens: int) -> Iterator[Case]:
+    b = s.backend
+    pairs = [(torch.randn(tokens, HIDDEN), torch.randn(tokens, HIDDEN)) for _ in range(copies(s, 8.0 * tokens * HIDDEN))]
     weight = torch.ones(HIDDEN)
-    norms = [partial(b.norm, x, weight, 1e-6, r) for x, r in pairs]
-    yield Case("norm", f"{tokens}x{HIDDEN}, residual", norms, 4 * size, 4.0 * tokens * HIDDEN)
+    yield Case(
+        "norm", f"{tokens}x{HIDDEN}, residual", [partial(b.norm, x, weight, 1e-6, r) for x, r in pairs], costs.norm(tokens, HIDDEN, residual=True)
+    )
     gates = [torch.randn(tokens, 2 * FFN) for _ in range(copies(s, 8.0 * tokens * FFN))]
-    acts = [partial(b.act_mul, x, "silu") for x in gates]
-    yield Case("act_mul", f"silu {tokens}x{2 * FFN}", acts, 12.0 * tokens * FFN, 4.0 * tokens * FFN)
-    table, positions = torch.randn(2048, HEAD_DIM), torch.arange(tokens)
-    width = 4.0 * tokens * (HEADS + KV_HEADS) * HEAD_DIM
-    heads = [(torch.randn(tokens, HEADS, HEAD_DIM), torch.randn(tokens, KV_HEADS, HEAD_DIM)) for _ in range(copies(s, width))]
+    for kind in ("silu",) if s.short else ("silu", "gelu", "gelu_tanh"):
+        yield Case("act_mul", f"{kind} {tokens}x{2 * FFN}", [partial(b.act_mul, x, kind) for x in gates], costs.act_mul(tokens, FFN))
+    table, positions, all_heads = torch.randn(2048, HEAD_DIM), torch.arange(tokens), HEADS + KV_HEADS
+    heads = [(torch.randn(tokens, HEADS, HEAD_DIM), torch.randn(tokens, KV_HEADS, HEAD_DIM))
+             for _ in range(copies(s, 4.0 * tokens * all_heads * HEAD_DIM))]  # fmt: skip
     ropes = [partial(b.rope, q, k, positions, table) for q, k in heads]
-    yield Case("rope", f"{tokens} x {HEADS}+{KV_HEADS} heads", ropes, 2 * width, 0.75 * width)
+    yield Case("rope", f"{tokens} x {HEADS}+{KV_HEADS} heads", ropes, costs.rope(tokens, all_heads, HEAD_DIM))
     matrix = pack(s, random_weight("q8_0", (VOCAB, HIDDEN), np.random.default_rng(0)))
     drawn = [torch.randint(VOCAB, (tokens,)) for _ in range(64)]
-    embeds = [partial(b.embed, ids, matrix) for ids in drawn]
-    yield Case("embed", f"q8_0, {tokens} tokens", embeds, tokens * matrix.nbytes / VOCAB + size, 0.0)
+    yield Case("embed", f"q8_0, {tokens} tokens", [partial(b.embed, ids, matrix) for ids in drawn], costs.embed(matrix.nbytes, VOCAB, HIDDEN, tokens))
 
 
 def sample_cases(s: Settings) -> Iterator[Case]:
-    rows = 32
-    batches = [torch.randn(rows, VOCAB) * 3 for _ in range(copies(s, 4.0 * rows * VOCAB))]
-    for name, temperature, top_p in (("greedy", 0.0, 1.0), ("temperature 1", 1.0, 1.0), ("top-p 0.9", 1.0, 0.9)):
-        params = SampleBatch(
-            np.full(rows, temperature, np.float32), np.zeros(rows, np.int32), np.full(rows, top_p, np.float32), np.zeros(rows, np.float32),
-            np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint32), np.arange(rows, dtype=np.uint64),
-        )  # fmt: skip
-        calls = [partial(s.backend.sample, x, params) for x in batches]
-        yield Case("sample", f"{name}, {rows} rows of {VOCAB:,}", calls, 4.0 * rows * VOCAB, 0.0)
+    for rows in (32,) if s.short else (1, 32):
+        batches = [torch.randn(rows, VOCAB) * 3 for _ in range(copies(s, 4.0 * rows * VOCAB))]
+        for name, temperature, top_k, top_p in (
+            ("greedy", 0.0, 0, 1.0), ("temperature 1", 1.0, 0, 1.0), ("top-k 40", 1.0, 40, 1.0), ("top-p 0.9", 1.0, 0, 0.9),
+        ):  # fmt: skip
+            params = SampleBatch(
+                np.full(rows, temperature, np.float32), np.full(rows, top_k, np.int32), np.full(rows, top_p, np.float32),
+                np.zeros(rows, np.float32), np.arange(rows, dtype=np.uint64), np.zeros(rows, np.uint32), np.arange(rows, dtype=np.uint64),
+            )  # fmt: skip
+            calls = [partial(s.backend.sample, x, params) for x in batches]
+            yield Case("sample", f"{name}, {rows} rows of {VOCAB:,}", calls, costs.sample(rows, VOCAB))
 
 
 def cases(s: Settings, only: tuple[str, ...]) -> Iterator[Case]:
     for names, make in (
         (("matmul",), matmul_cases), (("attention",), attention_cases), (("norm", "act_mul", "rope", "embed"), elementwise_cases),
-        (("sample",), sample_cases),
+        (("sample",), sample_cases), (("copy_blocks",), copy_cases),
     ):  # fmt: skip
         if set(names) & set(only):
             yield from (case for case in make(s) if case.operator in only)
@@ -192,17 +220,15 @@ def seconds_of(case: Case, seconds: float) -> float:
 
 def figures_of(case: Case, seconds: float, floors: Floors) -> dict[str, Any]:
     """``of_floor``: which share of the attainable speed was reached; ``bound``: which floor is the higher one."""
-    peak = floors.int8_gop_s if case.int8 and floors.int8_gop_s is not None else floors.float_gflop_s
-    by_bytes, by_ops = case.bytes / (1e9 * floors.read_gb_s), case.ops / (1e9 * peak)
-    floor = max(by_bytes, by_ops)
+    floor, bound = case.cost.seconds(floors)
     return {
         "operator": case.operator,
         "shape": case.shape,
         "us": 1e6 * seconds,
-        "gb_s": 1e-9 * case.bytes / seconds,
-        "gop_s": 1e-9 * case.ops / seconds,
+        "gb_s": 1e-9 * case.cost.bytes / seconds,
+        "gop_s": 1e-9 * case.cost.ops / seconds,
         "floor_us": 1e6 * floor,
-        "bound": "bandwidth" if by_bytes >= by_ops else "int8" if case.int8 else "float32",
+        "bound": bound,
         "of_floor": floor / seconds,
     }
 
@@ -210,7 +236,7 @@ def figures_of(case: Case, seconds: float, floors: Floors) -> dict[str, Any]:
 def measure(s: Settings, threads: int, only: tuple[str, ...]) -> dict[str, Any]:
     native = getattr(s.backend, "native", None)
     isa = native.isa() if native is not None else ""
-    limits = partial(measure_floors, threads, s.working_set >> 20, 0.1 if s.short else 0.2, isa)
+    limits = partial(measure_floors, native, threads, s.working_set >> 20, 0.1 if s.short else 0.2)
     before = limits()
     timed = [(replace(case, calls=()), seconds_of(case, s.seconds)) for case in cases(s, only)]
     floors = best_of(before, limits())  # a busy neighbour at one moment must not lower the bar

@@ -15,7 +15,7 @@ import torch
 
 from octavo.backend.base import BackendOptions, LayerKV
 from octavo.backend.capture import Arena, capture, empty
-from octavo.backend.panels import LANES, DensePanels, QuantizedPanels, indices, matrix, packed_panels
+from octavo.backend.panels import LANES, DensePanels, QuantizedPanels, indices, matrix, panels_of
 from octavo.backend.reference import ReferenceBackend, zeros
 from octavo.config import AUTO, WEIGHT_SCHEMES
 from octavo.errors import ConfigError, OctavoError, UnsupportedModel
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from octavo.backend.base import AttentionBatch, AttentionPlan, AttentionSpec, KVSpec, PackedWeight, RawWeight, SampleBatch
 
 MAX_HEAD_DIM = 512
-CACHE_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # numbered as in csrc/kernels.h
+# Numbered as in csrc/kernels.h.
+CACHE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT = torch.float32
 
 
@@ -75,7 +76,7 @@ class CpuBackend(ReferenceBackend):
         torch.set_num_threads(1)
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> list[LayerKV]:
-        """Keys [blocks, G, block size / L, D, L] with L = min(block size, 16), values [blocks, G, block size, D]; float32, float16 or bfloat16."""
+        """Keys [blocks, G, block size / L, D, L] with L = min(block size, 16), values [blocks, G, block size, D]."""
         size = spec.block_size
         if spec.dtype not in CACHE_TYPES:
             raise ConfigError(f"the cpu backend keeps keys and values in {', '.join(map(str, CACHE_TYPES))}, not {spec.dtype}")
@@ -88,7 +89,8 @@ class CpuBackend(ReferenceBackend):
             if not 1 <= width <= MAX_HEAD_DIM:
                 raise UnsupportedModel(f"the cpu backend supports heads of up to {MAX_HEAD_DIM} components, got {width}")
             keys = zeros((num_blocks, groups, size // lanes, width, lanes), spec.dtype)
-            layers.append(LayerKV(keys, zeros((num_blocks, groups, size, width), spec.dtype)))
+            scales = [zeros((num_blocks, groups, size), _FLOAT) for _ in range(2)] if spec.scaled else []
+            layers.append(LayerKV(keys, zeros((num_blocks, groups, size, width), spec.dtype), *scales))
         return layers
 
     def copy_blocks(self, kv: Sequence[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
@@ -98,16 +100,16 @@ class CpuBackend(ReferenceBackend):
         blocks = min(layer.k.shape[0] for layer in kv)
         if array.min() < 0 or array.max() >= blocks:
             raise OctavoError(f"block copies {list(pairs)} leave the cache of {blocks:,} blocks")
-        caches = [(x.data_ptr(), x.stride(0) * x.element_size()) for layer in kv for x in (layer.k, layer.v)]
+        caches = [(x.data_ptr(), x.stride(0) * x.element_size()) for layer in kv for x in layer.tensors()]
         self.native.copy_blocks(caches, array.ctypes.data, len(pairs))
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
-        """``scheme`` "dense" is float32 in panels; "auto" keeps quantized formats as they are (see :func:`packed_panels`), the rest is dense."""
+        """``scheme`` "dense" is float32 in panels; "auto" keeps quantized formats as they are, the rest is dense."""
         if scheme not in WEIGHT_SCHEMES:
             raise UnsupportedModel(f"the {self.name} backend has no weight scheme {scheme!r}; known: {', '.join(WEIGHT_SCHEMES)}")
         if not parts or len({part.shape[1] for part in parts}) != 1 or not all(min(part.shape) > 0 for part in parts):
             raise UnsupportedModel(f"cannot merge weights of shapes {', '.join(str(list(part.shape)) for part in parts) or '(none)'}")
-        return packed_panels(self.native, parts) if scheme == AUTO else DensePanels(self.native, parts)
+        return panels_of(self.native, parts, quantized=scheme == AUTO)
 
     def embed(self, ids: Tensor, table: PackedWeight, scale: float = 1.0) -> Tensor:
         return table.scaled_rows(ids, scale) if isinstance(table, DensePanels | QuantizedPanels) else super().embed(ids, table, scale)
@@ -186,7 +188,8 @@ class CpuBackend(ReferenceBackend):
         out = empty(tokens, spec.num_heads, width)
         slopes = None if spec.alibi_slopes is None else _slopes(spec.alibi_slopes)
         self.native.attention(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(), *plan.addresses,
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), kv.k.data_ptr(), kv.v.data_ptr(),
+            0 if kv.k_scale is None else kv.k_scale.data_ptr(), 0 if kv.v_scale is None else kv.v_scale.data_ptr(), *plan.addresses,
             0 if slopes is None else slopes.ctypes.data,
             q.stride(0), k.stride(0), v.stride(0), tokens, plan.rows, spec.num_heads, spec.num_kv_heads, width, size, plan.table_stride,
             spec.window or 0, spec.scale, spec.softcap or 0.0, CACHE_TYPES.index(kv.k.dtype),

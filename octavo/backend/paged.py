@@ -28,7 +28,8 @@ def attend_row(q: Tensor, kv: LayerKV, table: Tensor, start: int, block_size: in
     group = heads // spec.num_kv_heads
     oldest = 0 if spec.window is None else max(0, start - spec.window + 1)
     first_tile = oldest // KEY_TILE
-    keys, values = (_gather(cache, table, oldest, start + count, block_size) for cache in (kv.k, kv.v))
+    caches = ((kv.k, kv.k_scale), (kv.v, kv.v_scale))
+    keys, values = (_gather(cache, scales, table, oldest, start + count, block_size) for cache, scales in caches)
     keys = keys.transpose(2, 3).contiguous()  # [G, tiles, D, KEY_TILE]
     size = min(tile_rows(KEY_TILE, dim, torch.float64, transposed=False), tile_rows(dim, KEY_TILE, torch.float64, transposed=False))
     # Rows of one key head: query by query, the group's heads beside each other; padded to whole tiles.
@@ -50,10 +51,31 @@ def attend_row(q: Tensor, kv: LayerKV, table: Tensor, start: int, block_size: in
     return out[:, : count * group].view(spec.num_kv_heads, count, group, dim).transpose(0, 1).reshape(q.shape)
 
 
-def _gather(cache: Tensor, table: Tensor, oldest: int, end: int, block_size: int) -> Tensor:
+def encode(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x float32 [T, G, D] as 8-bit codes of ``dtype`` (int8, or FP8) and their scales float32 [T, G]: largest magnitude / largest code.
+
+    An infinity or NaN makes the scale NaN; magnitudes below 1e-30 count as zero.
+    """
+    most = 127.0 if dtype is torch.int8 else float(torch.finfo(dtype).max)
+    largest = x.abs().amax(-1)
+    finite = x.isfinite().all(-1)
+    zero = ~finite | ~(largest >= 1e-30)
+    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
+    inverse = torch.where(zero, torch.zeros_like(largest), torch.full_like(largest, most) / largest).unsqueeze(-1)
+    scaled = torch.where(zero.unsqueeze(-1), torch.zeros_like(x), x * inverse).clamp_(-most, most)
+    codes = scaled.round_().to(dtype) if dtype is torch.int8 else scaled.to(dtype)
+    scale = torch.where(zero, torch.zeros_like(largest), largest / most)
+    return codes, torch.where(finite, scale, torch.full_like(scale, torch.nan))
+
+
+def _gather(cache: Tensor, scales: Tensor | None, table: Tensor, oldest: int, end: int, block_size: int) -> Tensor:
     """Entries [oldest, end) of a row as float64 [G, tiles, KEY_TILE, D], from the tile that holds ``oldest``; everything else is zero."""
     first = oldest // block_size
-    stored = cache[table[first:]].transpose(0, 1).flatten(1, 2)[:, oldest - first * block_size : end - first * block_size]
+    span = slice(oldest - first * block_size, end - first * block_size)
+    blocks = cache.view(torch.int8)[table[first:]].view(cache.dtype) if scales is not None else cache[table[first:]]
+    stored = blocks.transpose(0, 1).flatten(1, 2)[:, span]
+    if scales is not None:  # rounded to float32, as what other backends compute with
+        stored = stored.float() * scales[table[first:]].transpose(0, 1).flatten(1, 2)[:, span].unsqueeze(-1)
     origin = oldest // KEY_TILE * KEY_TILE
     tiles = -(-(end - origin) // KEY_TILE)
     out = torch.zeros(stored.shape[0], tiles * KEY_TILE, stored.shape[2], dtype=torch.float64)

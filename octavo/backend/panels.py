@@ -24,7 +24,15 @@ QUANTIZED = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "
 GROUP = 32  # inputs that share a scale
 
 
-def packed_panels(module: Any, parts: Sequence[RawWeight]) -> PackedWeight:
+def panels_of(module: Any, parts: Sequence[RawWeight], *, quantized: bool) -> PackedWeight:
+    """``parts`` concatenated along N. ``quantized``: keep those that are so as they are."""
+    make = packed_panels if quantized else DensePanels
+    if all(part.columns is None for part in parts):
+        return make(module, parts)
+    return OrderedPanels(module, [(columns, make(module, alike)) for columns, alike in _by_order(parts)])
+
+
+def packed_panels(module: Any, parts: Sequence[RawWeight]) -> DensePanels | QuantizedPanels:
     """Quantized panels if every part is quantized, its inputs come in groups of 32 and 16 bits hold its scales; else dense ones."""
     if all(part.format in QUANTIZED for part in parts) and parts[0].shape[1] % GROUP == 0:
         quantized = QuantizedPanels(module, parts)
@@ -56,27 +64,36 @@ def _biased(module: Any, y: Tensor, bias: Tensor) -> Tensor:
 
 
 class DensePanels:
-    """A float32 matrix [N, K] as ceil(N / 16) panels of [K][16]. ``nbytes`` is what it occupies."""
+    """A matrix [N, K] as ceil(N / 16) panels of [K][16]: of its own 16-bit elements if it is stored in one such type, else of float32.
+
+    ``nbytes`` is what it occupies.
+    """
 
     def __init__(self, module: Any, parts: Sequence[RawWeight]) -> None:
         inputs = parts[0].shape[1]
         outputs = sum(part.shape[0] for part in parts)
         self.shape = (outputs, inputs)
         self._native = module
-        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * 4)
+        formats = {part.format for part in parts}
+        self._element = native.FORMATS.index(formats.pop()) if formats in ({"f16"}, {"bf16"}) else 0  # numbered as in csrc/kernels.h
+        self._memory = module.Memory(-(-outputs // LANES) * LANES * inputs * (2 if self._element else 4))
         self.nbytes: int = self._memory.nbytes
         self._panels: int = self._memory.ptr
         arrays = [_stored_rows(part) for part in parts]
-        module.pack(_addresses(parts, arrays), self._panels, inputs)
+        module.pack(_addresses(parts, arrays), self._panels, inputs, self._element)
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
         outputs, inputs = self.shape
         x = matrix(x, inputs, "the input of a product")
-        tokens = x.shape[0]
-        y = empty(tokens, outputs)
-        self._native.matmul(x.data_ptr(), self._panels, y.data_ptr(), x.stride(0), outputs, tokens, outputs, inputs)
+        y = empty(x.shape[0], outputs)
+        self.multiply(x, y.data_ptr(), outputs)
         return y if bias is None else _biased(self._native, y, bias)
+
+    def multiply(self, x: Tensor, y: int, y_stride: int) -> None:
+        """The product into memory at ``y``, rows ``y_stride`` floats apart. x float32 [T, K] with contiguous rows."""
+        outputs, inputs = self.shape
+        self._native.matmul(x.data_ptr(), self._panels, y, x.stride(0), y_stride, x.shape[0], outputs, inputs, self._element)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
@@ -87,7 +104,7 @@ class DensePanels:
         outputs, inputs = self.shape
         ids = indices(ids, "row numbers")
         y = empty(ids.shape[0], inputs)
-        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs)
+        self._native.gather(self._panels, ids.data_ptr(), y.data_ptr(), scale, ids.shape[0], outputs, inputs, self._element)
         return y
 
 
@@ -123,8 +140,12 @@ class QuantizedPanels:
         outputs, inputs = self.shape
         x = matrix(x, inputs, "the input of a product")
         y = empty(x.shape[0], outputs)
-        self._panels.matmul(x.data_ptr(), y.data_ptr(), x.stride(0), outputs, x.shape[0])
+        self.multiply(x, y.data_ptr(), outputs)
         return y if bias is None else _biased(self._native, y, bias)
+
+    def multiply(self, x: Tensor, y: int, y_stride: int) -> None:
+        """The product into memory at ``y``, rows ``y_stride`` floats apart. x float32 [T, K] with contiguous rows."""
+        self._panels.matmul(x.data_ptr(), y, x.stride(0), y_stride, x.shape[0])
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows ``ids`` int64 [T] -> float32 [T, K], dequantized. Raises IndexError beyond N."""
@@ -135,4 +156,57 @@ class QuantizedPanels:
         ids = indices(ids, "row numbers")
         y = empty(ids.shape[0], self.shape[1])
         self._panels.gather(ids.data_ptr(), y.data_ptr(), scale, ids.shape[0])
+        return y
+
+
+def _by_order(parts: Sequence[RawWeight]) -> list[tuple[np.ndarray | None, list[RawWeight]]]:
+    """Neighbours whose inputs are in the same order, together. Raises FormatError for an order that is none."""
+    runs: list[tuple[np.ndarray | None, list[RawWeight]]] = []
+    for part in parts:
+        columns = part.columns
+        if columns is not None and not np.array_equal(np.sort(columns), np.arange(part.shape[1])):
+            raise FormatError(f"the order of the inputs of a weight {list(part.shape)} is no permutation")
+        last = runs[-1][0] if runs else None
+        same = bool(runs) and (columns is last or (columns is not None and last is not None and np.array_equal(columns, last)))
+        if same:
+            runs[-1][1].append(part)
+        else:
+            runs.append((None if columns is None else np.ascontiguousarray(columns, np.int32), [part]))
+    return runs
+
+
+class OrderedPanels:
+    """Weights one below the other, each with its own order of inputs (GPTQ's act-order): x is brought into it before the product."""
+
+    def __init__(self, module: Any, pieces: list[tuple[np.ndarray | None, DensePanels | QuantizedPanels]]) -> None:
+        self._native, self._pieces = module, pieces
+        self.shape = (sum(panels.shape[0] for _, panels in pieces), pieces[0][1].shape[1])
+        self.nbytes = sum(panels.nbytes + (0 if columns is None else columns.nbytes) for columns, panels in pieces)
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x float32 [T, K] -> x @ W.T (+ bias float32 [N]) float32 [T, N]."""
+        outputs, inputs = self.shape
+        x = matrix(x, inputs, "the input of a product")
+        y = empty(x.shape[0], outputs)
+        at = y.data_ptr()
+        for columns, panels in self._pieces:
+            panels.multiply(x if columns is None else self._taken(x, columns), at, outputs)
+            at += panels.shape[0] * y.element_size()
+        return y if bias is None else _biased(self._native, y, bias)
+
+    def _taken(self, x: Tensor, columns: np.ndarray) -> Tensor:
+        """x[:, columns], float32 [T, K]."""
+        y = empty(*x.shape)
+        self._native.take(x.data_ptr(), columns.ctypes.data, y.data_ptr(), x.stride(0), x.shape[0], x.shape[1])
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows ``ids`` int64 [T] -> float32 [T, K]. Raises IndexError beyond N."""
+        y = torch.empty(ids.shape[0], self.shape[1])
+        first = 0
+        for columns, panels in self._pieces:
+            mine = ((ids >= first) & (ids < first + panels.shape[0])) if panels is not self._pieces[-1][1] else ids >= first
+            rows = panels.rows(ids[mine] - first)
+            y[mine] = rows if columns is None else torch.empty_like(rows).index_copy_(1, torch.from_numpy(columns).long(), rows)
+            first += panels.shape[0]
         return y

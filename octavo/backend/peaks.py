@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SOURCE = Path(__file__).with_name("peaks.c")
-# What the rates are built for, by kernel set: a peak that the kernels in use cannot reach is no floor of theirs.
-TARGETS = {"avx2": "-march=haswell", "generic": ""}
 ROUNDS = 5
 GEMM = 1024
 
@@ -31,23 +23,15 @@ class Floors:
     method: str
 
 
-def measure_floors(threads: int, working_set_mib: int, seconds: float, isa: str = "") -> Floors:
+def measure_floors(native: Any, threads: int, working_set_mib: int, seconds: float) -> Floors:
     """Reads a buffer of ``working_set_mib`` over and over, and runs multiply-add chains on registers, ``seconds`` a round.
 
-    With a C compiler (CC, cc, gcc or clang) the program ``peaks.c`` is built for this processor; otherwise torch's sum and float32 product stand in.
+    ``native``: the module ``octavo._native``, whose threads and kernel set count; with None, torch's sum and float32 product stand in.
     """
-    compiler = next((found for name in (os.environ.get("CC", ""), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None)
-    if compiler is not None:
-        with tempfile.TemporaryDirectory(prefix="octavo-bench-") as folder:
-            program = str(Path(folder) / "peaks")
-            target = TARGETS.get(isa, "-march=native")
-            command = [compiler, "-O3", "-pthread", *([target] if target else []), str(SOURCE), "-o", program]
-            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-                run = subprocess.run([program, str(threads), str(working_set_mib), str(seconds)], capture_output=True, text=True, check=False)
-                if run.returncode == 0:
-                    read, floats, ints = map(float, run.stdout.split())
-                    return Floors(read, floats, ints, f"C, {' '.join(command[1:4])}")
-    return _torch_floors(threads, working_set_mib)
+    if native is None:
+        return _torch_floors(threads, working_set_mib)
+    read, floats, ints = (1e-9 * rate for rate in native.peaks(working_set_mib << 20, seconds))
+    return Floors(read, floats, ints, f"chains of {native.isa()} instructions")
 
 
 def best_of(a: Floors, b: Floors) -> Floors:

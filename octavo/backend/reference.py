@@ -17,7 +17,7 @@ from octavo.backend import exact
 from octavo.backend.base import LayerKV
 from octavo.backend.dense import DenseWeight
 from octavo.backend.machine import host_memory, usable_cores
-from octavo.backend.paged import attend_row
+from octavo.backend.paged import attend_row, encode
 from octavo.backend.sampling import sample_rows
 from octavo.config import WEIGHT_SCHEMES
 from octavo.errors import ConfigError, UnsupportedModel
@@ -75,18 +75,19 @@ class ReferenceBackend:
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> list[LayerKV]:
         """Keys and values [blocks, G, block size, D] of every layer."""
-        return [
-            LayerKV(*(zeros((num_blocks, layer.num_kv_heads, spec.block_size, layer.head_dim), spec.dtype) for _ in range(2)))
-            for layer in spec.layers
-        ]
+        made = []
+        for layer in spec.layers:
+            shape = (num_blocks, layer.num_kv_heads, spec.block_size)
+            codes = [zeros((*shape, layer.head_dim), spec.dtype) for _ in range(2)]
+            made.append(LayerKV(*codes, *(zeros(shape, torch.float32) for _ in range(2 if spec.scaled else 0))))
+        return made
 
     def copy_blocks(self, kv: Sequence[LayerKV], pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
         sources, targets = torch.tensor(list(pairs), dtype=torch.int64).unbind(1)
-        for layer in kv:
-            layer.k[targets] = layer.k[sources]
-            layer.v[targets] = layer.v[sources]
+        for cache in (x for layer in kv for x in layer.tensors()):
+            cache[targets] = cache[sources]
 
     def pack(self, parts: Sequence[RawWeight], scheme: str = "dense") -> PackedWeight:
         """The reference knows one layout, float32: ``scheme`` "auto" is "dense"."""
@@ -104,7 +105,7 @@ class ReferenceBackend:
         for part in parts:
             for first in range(0, part.shape[0], DEQUANT_ROWS):
                 piece = dequantize(part.format, part.data[first : min(first + DEQUANT_ROWS, part.shape[0])], k)
-                target[at : at + len(piece)] = piece
+                target[at : at + len(piece), slice(None) if part.columns is None else part.columns] = piece
                 at += len(piece)
         return weight
 
@@ -153,8 +154,14 @@ class ReferenceBackend:
     def attention(self, q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, plan: AttentionPlan, spec: AttentionSpec) -> Tensor:
         if not isinstance(plan, ReferencePlan):
             raise TypeError("attention needs a plan made by this backend's plan_attention")
-        kv.k[plan.blocks, :, plan.places] = k.to(kv.k.dtype)
-        kv.v[plan.blocks, :, plan.places] = v.to(kv.v.dtype)
+        for x, cache, scales in ((k, kv.k, kv.k_scale), (v, kv.v, kv.v_scale)):
+            if scales is None:
+                cache[plan.blocks, :, plan.places] = x.to(cache.dtype)
+                continue
+            codes, scale = encode(x, cache.dtype)
+            # Indexing knows no 8-bit floats: their bytes move as integers.
+            cache.view(torch.int8)[plan.blocks, :, plan.places] = codes.view(torch.int8)
+            scales[plan.blocks, :, plan.places] = scale
         out = torch.empty_like(q)
         batch = plan.batch
         for r, table in enumerate(plan.keys):

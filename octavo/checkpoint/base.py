@@ -16,12 +16,14 @@ class RawTensor:
     """A tensor as stored. ``format`` is the lower-case type name ("f32", "f16", "bf16", "q4_0", "q6_k", ...).
 
     ``shape`` is in row-major (PyTorch) order; ``data`` is uint8, memory-mapped and read-only: [rows, bytes per row] for 2-D, [bytes] for 1-D.
+    ``columns``: column j of ``data`` belongs to input ``columns[j]`` of the matrix; None where they are in order.
     """
 
     name: str
     format: str
     shape: tuple[int, ...]
     data: np.ndarray
+    columns: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class Checkpoint(Protocol):
 
     def names(self) -> list[str]:
         """Tensor names, Hugging Face style."""
+        ...
+
+    def size(self, name: str) -> tuple[tuple[int, ...], int]:
+        """Shape of a tensor and the bytes it takes in the file, from headers alone. Raises like :meth:`tensor`."""
         ...
 
     def tensor(self, name: str) -> RawTensor:

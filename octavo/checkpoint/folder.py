@@ -13,6 +13,8 @@ from octavo.errors import CheckpointError, FormatError, TensorMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 TOKENIZER_FILES = (
@@ -40,12 +42,23 @@ class FolderCheckpoint:
     def names(self) -> list[str]:
         return list(self._tensors)
 
+    def size(self, name: str) -> tuple[tuple[int, ...], int]:
+        info = self._file(name).tensors[name]
+        return info.shape, info.nbytes
+
     def tensor(self, name: str) -> RawTensor:
+        return self._file(name).raw(name)
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor of any type as numbers; bfloat16 as float32."""
+        return self._file(name).array(name)
+
+    def _file(self, name: str) -> SafetensorsFile:
         file = self._tensors.get(name)
         if file is None:
             close = get_close_matches(name, self._tensors, n=3)
             raise TensorMismatch(f"{self.path} has no tensor {name!r}" + (f"; it has {', '.join(close)}" if close else ""))
-        return file.raw(name)
+        return file
 
     def nbytes(self) -> int:
         return sum(file.tensors[name].nbytes for name, file in self._tensors.items())

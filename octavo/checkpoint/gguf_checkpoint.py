@@ -56,6 +56,10 @@ class GGUFCheckpoint:
     def names(self) -> list[str]:
         return list(self._tensors)
 
+    def size(self, name: str) -> tuple[tuple[int, ...], int]:
+        raw = self.tensor(name)  # a view of the mapped file
+        return raw.shape, int(raw.data.nbytes)
+
     def tensor(self, name: str) -> RawTensor:
         stored = self._tensors.get(name)
         if stored is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from octavo.checkpoint.folder import FolderCheckpoint
 from octavo.checkpoint.gguf import MAGIC
 from octavo.checkpoint.gguf_checkpoint import GGUFCheckpoint
+from octavo.checkpoint.quantized import QuantizedCheckpoint, layout_of
 from octavo.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 def _open(place: Path) -> Checkpoint:
     if place.is_dir():
-        return FolderCheckpoint(place)
+        folder = FolderCheckpoint(place)
+        layout = layout_of(folder.config)
+        return folder if layout is None else QuantizedCheckpoint(folder, layout)
     if not place.exists():
         raise CheckpointError(f"there is no file or folder {place}")
     if not place.is_file():

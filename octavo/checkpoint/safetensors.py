@@ -33,6 +33,12 @@ DTYPES: dict[str, tuple[str | None, int]] = {
 }  # fmt: skip
 
 
+_NUMPY_TYPES = {
+    "f32": "<f4", "f16": "<f2", "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
+    "U64": "<u8", "I64": "<i8",
+}  # fmt: skip
+
+
 class SafetensorsFile:
     """An open file. ``tensors`` holds every entry of the header; ``format`` of one that is not f32, f16 or bf16 is its dtype as written.
 
@@ -62,6 +68,21 @@ class SafetensorsFile:
             rows = prod(info.shape[:-1])
             data = data.reshape(rows, info.nbytes // rows if rows else 0)
         return RawTensor(name, info.format, info.shape, data)
+
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as numbers, memory-mapped and read-only where numpy has its type; bfloat16 becomes a float32 copy.
+
+        Raises UnsupportedModel for types that are neither integers nor floats of 16 bits or more."""
+        info = self.tensors[name]
+        data = self._data[info.start : info.start + info.nbytes]
+        if info.format == "bf16":
+            return (data.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(info.shape)
+        if info.format not in _NUMPY_TYPES:
+            raise UnsupportedModel(f"tensor {name!r} is stored as {info.format}, which Octavo does not read")
+        if info.start % 8:
+            data = data.copy()
+        return data.view(_NUMPY_TYPES[info.format]).reshape(info.shape)
 
 
 def parse_json(data: bytes, what: str, unique: bool = False) -> dict[str, Any]:

@@ -16,7 +16,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_log_stats": ((True, False), ""),
     "dtype": (("auto", "float32", "float"), "on a CPU Octavo computes in float32"),
     "enable_chunked_prefill": ((True,), "prompts are always computed in chunks of max_num_batched_tokens"),
-    "kv_cache_dtype": (("auto", "float32"), "the KV cache holds float32"),
     "load_format": (("auto", "gguf", "safetensors"), "the format follows from the file"),
     "pipeline_parallel_size": ((1,), "one engine runs in this process"),
     "quantization": ((None, "gguf"), "the format of the weights follows from the file"),

@@ -122,10 +122,9 @@ class WeightLoader:
         unread = [name for name in sorted(stored - asked.keys()) if not any(fnmatchcase(name, pattern) for pattern in self._ignored)]
         misshaped, sizes = [], {}
         for name in asked.keys() & stored:
-            raw = self.checkpoint.tensor(name)
-            sizes[name] = int(raw.data.nbytes)
-            if tuple(raw.shape) != asked[name]:
-                misshaped.append(f"{name} {list(raw.shape)} where the configuration says {list(asked[name])}")
+            shape, sizes[name] = self.checkpoint.size(name)
+            if tuple(shape) != asked[name]:
+                misshaped.append(f"{name} {list(shape)} where the configuration says {list(asked[name])}")
         groups = ((missing, "missing"), (unread, "unread"), (sorted(misshaped), "misshaped"))
         problems = [f"{_count(len(names))} {verb}: {_some(names)}" for names, verb in groups if names]
         if problems:
@@ -152,12 +151,14 @@ class WeightLoader:
         if shard == "outputs":
             data = data[self._slice(outputs)]
         elif shard == "inputs" and self.group.size > 1:
+            if raw.columns is not None:
+                raise ConfigError(f"{part.name} has its inputs in another order (act-order), which {self.group.size} ranks cannot divide")
             block, _ = STORED_TYPES[raw.format]
             if (inputs // self.group.size) % block:
                 raise ConfigError(f"{part.name} has {inputs} inputs in blocks of {block} ({raw.format}), which {self.group.size} ranks cannot divide")
             inputs //= self.group.size
             data = np.ascontiguousarray(data[:, self._slice(data.shape[1])])
-        return RawWeight(raw.format, (data.shape[0], inputs), data)
+        return RawWeight(raw.format, (data.shape[0], inputs), data, raw.columns)
 
     def _read_vector(self, part: Part, shard: Shard | None) -> Tensor:
         raw = self.checkpoint.tensor(part.name)

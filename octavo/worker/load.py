@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from octavo.checkpoint.open import open_checkpoint
 from octavo.checkpoint.pull import resolve_model
+from octavo.config import KV_CACHE_DTYPES
 from octavo.errors import OutOfMemory
 
 if TYPE_CHECKING:
@@ -155,12 +156,13 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, 
     from octavo.worker.runner import Runner
 
     layers = tuple(model.attention_layers)
+    dtype = getattr(torch, KV_CACHE_DTYPES[config.kv_cache_dtype])
     plan = plan_memory(
         config,
         backend.memory(),
         weight_bytes=model_bytes(model) or checkpoint.nbytes(),
         activation_bytes=estimate_activations(config, checkpoint.config, layers, model.vocab_size),
-        block_bytes=KVSpec(layers, config.block_size, torch.float32).block_bytes(),
+        block_bytes=KVSpec(layers, config.block_size, dtype).block_bytes(),
         context=model.max_positions,
     )
     runner = Runner(
@@ -170,6 +172,7 @@ def make_runner(config: EngineConfig, checkpoint: Checkpoint, backend: Backend, 
         num_blocks=plan.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_model_len=plan.max_model_len,
+        kv_dtype=dtype,
         enforce_eager=config.enforce_eager,
     )
     return runner, plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.config import AUTO, KV_CACHE_DTYPES
 from octavo.errors import ConfigError, OutOfMemory
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class MemoryPlan:
             f"weights      {sized(self.weight_bytes)}",
             f"activations  {sized(self.activation_bytes)} for steps of {config.max_num_batched_tokens:,} tokens (--max-num-batched-tokens)",
             f"KV cache     {sized(self.kv_bytes)} = {self.num_blocks:,} blocks of {self.block_size} tokens, {per_token:,} bytes a token"
+            + ("" if config.kv_cache_dtype == AUTO else f" in {KV_CACHE_DTYPES[config.kv_cache_dtype]}")
             + (" (chosen; --kv-cache-memory-bytes changes it)" if config.kv_cache_memory_bytes is None else ""),
             f"context      {self.max_model_len:,} tokens of the model's {context:,}; the cache holds {self.longest_requests:,} such requests at once"
             + (" (chosen; --max-model-len changes it)" if config.max_model_len is None else ""),

@@ -156,3 +156,28 @@ def test_cache_size_is_what_the_spec_says(name: str) -> None:
     layers = make_backend(name).alloc_kv(kv_spec, 7)
     used = sum(x.numel() * x.element_size() for kv in layers for x in (kv.k, kv.v))
     assert used == 7 * kv_spec.block_bytes()
+
+
+DTYPES = {
+    "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2, "float8_e4m3fn": 0.1, "float8_e5m2": 0.2,
+}  # what storing keys and values so may cost, of the largest output  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec_name", ["gqa3-64", "gqa2-80", "everything"])
+def test_every_cache_type(name: str, spec_name: str, dtype: str) -> None:
+    """Near float64, the same bits in chunks, and what the reference computes from the same codes."""
+    spec, stored = SPECS[spec_name], getattr(torch, dtype)
+    sequences = make_sequences(spec, [70, 33], BLOCK_SIZE, NUM_BLOCKS)
+    results = {}
+    for backend in {name, "reference"}:
+        it = make_backend(backend)
+        kv = new_cache(it, spec, BLOCK_SIZE, NUM_BLOCKS, stored)
+        results[backend] = step(it, kv, spec, BLOCK_SIZE, [(s, 0, len(s)) for s in sequences])
+        kv = new_cache(it, spec, BLOCK_SIZE, NUM_BLOCKS, stored)
+        pieces = [step(it, kv, spec, BLOCK_SIZE, [(sequences[0], start, count)])[0] for start, count in ((0, 40), (40, 29), (69, 1))]
+        assert bits(torch.cat(pieces)) == bits(results[backend][0])
+    for s, out, reference in zip(sequences, results[name], results["reference"], strict=True):
+        expected = expected_attention(s, spec)
+        assert (out.double() - expected).abs().max() <= DTYPES[dtype] * expected.abs().max()
+        torch.testing.assert_close(out, reference, rtol=1e-4, atol=1e-5)

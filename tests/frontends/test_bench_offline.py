@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import octavo
+from octavo.backend.peaks import Floors
 from octavo.errors import ConfigError, OctavoError
 from octavo.frontends.bench.kernels import measure_kernels
 from octavo.frontends.bench.offline import latency_figures
@@ -148,6 +149,32 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return peers
 
 
+def test_floors_of_linear_layers(peers: ModuleType) -> None:
+    """Layers of 4,000 values in 2,000 bytes and a head of 1,000 in 1,000, at 1,000 bytes and 10,000 operations a second."""
+    weights, floors = {"layers": (2000, 4000), "head": (1000, 1000)}, Floors(1e-6, 1e-6, 1e-5, "")
+    middle = {"decode_1": 0.25, "decode_32": 0.5, "prefill_512": 0.625}
+    assert peers.of_floor("decode_1", {"Octavo": middle["decode_1"]}, weights, floors) == "75% of bandwidth"  # 3 s a token at best
+    assert peers.of_floor("decode_32", {"Octavo": middle["decode_32"]}, weights, floors) == "50% of int8"  # 1 s a token
+    assert peers.of_floor("prefill_512", {"Octavo": middle["prefill_512"]}, weights, floors) == "50% of int8"  # 0.8 s a token, no head
+    assert peers.of_floor("streams_64", {"Octavo": 1.0}, weights, floors) == "-" and peers.of_floor("decode_1", {}, weights, floors) == "-"
+
+
+def test_weights_that_a_token_meets(peers: ModuleType, smollm2: Path) -> None:
+    """SmolLM2-135M: 134.5 million values, of which 49,152 x 576 make logits and embeddings alike."""
+    weights = peers.weights_of(str(smollm2))
+    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576
+    assert weights["layers"][1] == 30 * layer and weights["head"][1] == 49152 * 576
+    assert sum(size for size, _ in weights.values()) == pytest.approx(smollm2.stat().st_size, rel=0.03)
+
+
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import protocol  # type: ignore[import-not-found]
+
+    return protocol
+
+
 def rounds_of(name: str, *values: float) -> dict[str, list[dict[str, Any]]]:
     return {name: [{"name": name, "version": "1", "load_s": 1.0, "figures": {"decode_1": v, "decode_8": 2 * v}} for v in values]}
 
@@ -162,19 +189,17 @@ def test_ratios_are_those_of_medians(peers: ModuleType) -> None:
     assert peers.verdict("streams_64", peers.medians(rounds, "streams_64")) == ("-", "-")
 
 
-def test_the_block_between_the_markers_is_replaced(peers: ModuleType) -> None:
-    text = peers.replace_block("# Results\n\nwords\n", "a", "one")
+def test_the_block_between_the_markers_is_replaced(protocol: ModuleType) -> None:
+    text = protocol.replace_block("# Results\n\nwords\n", "peers: a", "one")
     assert text == "# Results\n\nwords\n\n<!-- peers: a -->\none\n<!-- /peers: a -->\n"
-    both = peers.replace_block(text, "b", "two")
-    again = peers.replace_block(both, "a", "three")
+    both = protocol.replace_block(text, "peers: b", "two")
+    again = protocol.replace_block(both, "peers: a", "three")
     assert "one" not in again and "three" in again and "two" in again and again.startswith("# Results\n\nwords\n")
-    assert peers.replace_block(again, "a", "three") == again
+    assert protocol.replace_block(again, "peers: a", "three") == again
 
 
-def test_decode_leaves_the_prompt_out(peers: ModuleType) -> None:
-    from protocol import figures  # type: ignore[import-not-found]
-
+def test_decode_leaves_the_prompt_out(protocol: ModuleType) -> None:
     # A machine with 1 ms a prompt token, and 10 ms a step whatever the batch.
-    found = figures(lambda batch, prompt, new: 1e-3 * batch * prompt + 1e-2 * (new - 1))
+    found = protocol.figures(lambda batch, prompt, new: 1e-3 * batch * prompt + 1e-2 * (new - 1))
     assert found["prefill_512"] == pytest.approx(1000) and found["prefill_16x128"] == pytest.approx(1000)
     assert all(math.isclose(found[f"decode_{b}"], 100 * b) for b in (1, 8, 16, 32))

@@ -39,8 +39,8 @@ class Runs:
         self.q, self.k, self.v = (random_tensor(seed + i, length, h, spec.head_dim) for i, h in enumerate((spec.num_heads, *[spec.num_kv_heads] * 2)))
         self.blocks = -(-length // size)
         self.kv = self.backend.alloc_kv(KVSpec((spec,), size, dtype), 3 * self.blocks + 2)[0]
-        for cache in (self.kv.k, self.kv.v):  # whatever earlier requests left behind must not show
-            cache.fill_(float("nan"))
+        for cache in self.kv.tensors():  # whatever earlier requests left behind must not show
+            cache.view(torch.uint8).fill_(255)
         self.table = (np.random.default_rng(seed).permutation(self.blocks) + 1).astype(np.int32)
 
     def call(self, rows: list[tuple[int, int, int]]) -> torch.Tensor:
@@ -102,6 +102,61 @@ def test_sixteen_bit_cache(isa: str, dtype: torch.dtype, size: int) -> None:
     rounded.k, rounded.v = runs.k.to(dtype).float(), runs.v.to(dtype).float()
     assert bits(torch.cat(out)) == bits(rounded.call([(0, 90, 0)]))
     assert bits(runs.kv.v[runs.table[0]].float()[0, 0]) == bits(rounded.v[0, 0])
+
+
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_eight_bit_cache(isa: str, dtype: torch.dtype, size: int) -> None:
+    """Codes and scales are torch's own roundings, what is computed is attention over their values, and chunks change no bit."""
+    native.select_isa(isa)
+    spec = AttentionSpec(6, 2, 36, 0.2)
+    runs = Runs(spec, size, 90, dtype)
+    runs.k[3, 0] *= 1e-4
+    runs.k[4, 1, 5], runs.v[5, 1] = 3e4, 0.0
+    chunks = [runs.call([(0, 50, 0)]), runs.call([(50, 30, 0)]), *(runs.call([(i, 1, 0)]) for i in range(80, 90))]
+    valued = Runs(spec, size, 90)
+    valued.k, valued.v = (rounded(x, dtype) for x in (runs.k, runs.v))
+    assert bits(torch.cat(chunks)) == bits(valued.call([(0, 90, 0)]))
+    assert bits(Runs.call(runs, [(0, 90, 1)])) == bits(torch.cat(chunks))
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Every vector [D] by itself: scaled to the largest code, rounded by torch's conversion, and back, in float32."""
+    most = torch.tensor(127.0 if dtype is torch.int8 else torch.finfo(dtype).max)
+    largest = x.abs().amax(-1, keepdim=True)
+    codes = (x * torch.where(largest > 0, most / largest, 0.0)).clamp(-most, most)
+    codes = codes.round() if dtype is torch.int8 else codes.to(dtype).float()
+    return codes * (largest / most)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_a_copied_block_carries_its_scales(isa: str, dtype: torch.dtype) -> None:
+    native.select_isa(isa)
+    spec = AttentionSpec(4, 2, 32, 0.2)
+    runs = Runs(spec, 16, 16, dtype)
+    expected = runs.call([(0, 16, 0)])[15:]
+    source = int(runs.table[0])
+    runs.backend.copy_blocks([runs.kv], [(source, 3)])
+    for cache in runs.kv.tensors():
+        cache.view(torch.uint8)[source].fill_(255)
+    runs.table[:] = 3
+    assert bits(runs.call([(15, 1, 0)])) == bits(expected)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_what_is_not_finite_stays_in_its_own_position_and_head(dtype: torch.dtype) -> None:
+    spec = AttentionSpec(4, 2, 32, 0.2)
+    runs = Runs(spec, 16, 20, dtype)
+    clean = runs.call([(0, 20, 0)])
+    runs.v[10, 1, 3] = float("inf")
+    spoiled = runs.call([(0, 20, 0)])
+    assert bits(spoiled[:10]) == bits(clean[:10]) and bits(spoiled[:, :2]) == bits(clean[:, :2])
+    assert spoiled[10:, 2:].isnan().all()
 
 
 @pytest.mark.skipif("avx512" not in ISAS, reason="needs a processor with AVX-512")

@@ -44,6 +44,36 @@ def test_matmul(isa: str, n: int, k: int) -> None:
             assert bits(packed.matmul(x[at:])) == bits(whole[at:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_16_bit_panels_compute_as_their_values_in_float32_do(isa: str, n: int, k: int, dtype: torch.dtype) -> None:
+    native.select_isa(isa)
+    weight, x = random_tensor(1, n, k).to(dtype), random_tensor(2, max(ROWS), k)
+    weight[0, 0], weight[-1, -1] = 6e-8, -3e4  # a subnormal of float16, and nearly its largest
+    half, wide = DensePanels(native, [raw_16(weight)]), pack_f32(weight.float())
+    assert half.nbytes == wide.nbytes // 2
+    for threads, rows in itertools.product((1, 2), (1, 2, 7, 14, 15, 70)):
+        native.set_threads(threads)
+        assert bits(half.matmul(x[:rows])) == bits(wide.matmul(x[:rows]))
+    ids = torch.tensor([n - 1, 0, n // 2])
+    assert bits(half.scaled_rows(ids, 3.0)) == bits(wide.scaled_rows(ids, 3.0))
+
+
+def raw_16(weight: torch.Tensor) -> RawWeight:
+    data = weight.contiguous().view(torch.int16).numpy().view(np.uint8).reshape(weight.shape[0], -1)
+    return RawWeight("f16" if weight.dtype is torch.float16 else "bf16", (weight.shape[0], weight.shape[1]), data)
+
+
+def test_parts_of_one_16_bit_type_stay_so_and_mixed_ones_are_widened() -> None:
+    a, b = random_tensor(1, 20, 40).half(), random_tensor(2, 12, 40).bfloat16()
+    alike, mixed = DensePanels(native, [raw_16(a), raw_16(a.flip(0))]), DensePanels(native, [raw_16(a), raw_16(b)])
+    x = random_tensor(3, 5, 40)
+    assert alike.nbytes * 2 == pack_f32(torch.zeros(40, 40)).nbytes and mixed.nbytes == pack_f32(torch.zeros(32, 40)).nbytes
+    assert bits(alike.matmul(x)) == bits(pack_f32(torch.cat([a, a.flip(0)]).float()).matmul(x))
+    assert bits(mixed.matmul(x)) == bits(pack_f32(torch.cat([a.float(), b.float()])).matmul(x))
+
+
 def test_sum_order_is_fixed_by_inputs_alone() -> None:
     """The documented order, replayed in numpy: blocks of k_block(K), each a chain from zero. Exact integers would hide a change of order."""
     native.select_isa("generic")
@@ -129,7 +159,7 @@ def test_pack_equals_the_gguf_package_exactly(isa: str, name: str) -> None:
     part = stored(name, n, k, 1)
     expected = gguf.dequantize(part.data, TYPES[name]).astype(np.float32)
     packed = DensePanels(native, [part])
-    assert packed.shape == (n, k) and packed.nbytes == -(-n // 16) * 16 * k * 4
+    assert packed.shape == (n, k) and packed.nbytes == -(-n // 16) * 16 * k * (2 if name in ("f16", "bf16") else 4)
     rows = packed.rows(torch.arange(n)).numpy()
     assert np.array_equal(rows.view(np.uint32), expected.reshape(n, k).view(np.uint32))
     assert np.array_equal(packed.scaled_rows(torch.tensor([n - 1, 0]), 0.1).numpy(), expected.reshape(n, k)[[n - 1, 0]] * np.float32(0.1))

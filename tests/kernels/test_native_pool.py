@@ -112,22 +112,21 @@ print(os.read(read, 10).decode())
     assert done.stdout.strip() == "yyyyy", done.stderr
 
 
-def test_a_failing_task_raises_and_the_pool_goes_on() -> None:
+def test_a_refused_call_raises_and_the_pool_goes_on() -> None:
     """Scratch of 2^52 floats cannot be had: the task throws before it touches anything."""
     native.set_threads(3)
     arrays = [np.zeros(8, dtype) for dtype in (np.float32, np.int32, np.float32, np.float32, np.uint64, np.uint32, np.uint64, np.int64)]
     addresses = [a.ctypes.data for a in arrays]
     weight = torch.zeros(16, 16)
     with pytest.raises(MemoryError):
-        native.matmul(X.data_ptr(), weight.data_ptr(), X.data_ptr(), 0, 0, 1 << 52, 16, 16)
+        native.matmul(X.data_ptr(), weight.data_ptr(), X.data_ptr(), 0, 0, 1 << 52, 16, 16, 0)
     with pytest.raises(ValueError, match="vocabulary"):
         native.sample(X.data_ptr(), 0, 8, 1 << 40, *addresses)
-    soft = _limit_address_space(X)
-    assert soft == "MemoryError"
     assert product() == product()
 
 
-def _limit_address_space(x: torch.Tensor) -> str:
+@pytest.mark.uninstrumented  # a sanitizer's shadow needs terabytes of address space
+def test_a_failing_task_raises_and_the_pool_goes_on() -> None:
     """Sampling of eight rows in a process that cannot have the scratch its tasks ask for: the error comes from inside the pool."""
     code = """
 import resource, numpy as np, octavo._native as n
@@ -145,7 +144,7 @@ except MemoryError:
     print('MemoryError')
 """
     done = run_python(code)
-    return done.stdout.strip() or done.stderr
+    assert done.stdout.strip() == "MemoryError", done.stderr
 
 
 def test_kernel_sets() -> None:
@@ -159,6 +158,7 @@ def test_kernel_sets() -> None:
     assert "ConfigError" in done.stderr and "sse9" in done.stderr
 
 
+@pytest.mark.uninstrumented  # times the import
 def test_import_is_fast_and_without_torch() -> None:
     code = "import sys, time; t = time.perf_counter(); import octavo._native; print(time.perf_counter() - t, 'torch' in sys.modules)"
     seconds, torch_loaded = min((run_python(code).stdout.split() for _ in range(3)), key=lambda r: float(r[0]))

@@ -30,6 +30,9 @@ class MemoryCheckpoint:
     def names(self) -> list[str]:
         return list(self.tensors)
 
+    def size(self, name: str) -> tuple[tuple[int, ...], int]:
+        return self.tensors[name].shape, self.tensors[name].data.nbytes
+
     def tensor(self, name: str) -> RawTensor:
         if name not in self.tensors:
             raise TensorMismatch(f"no tensor {name}")

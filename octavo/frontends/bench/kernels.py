@@ -40,7 +40,7 @@ def show_kernels(figures: dict[str, Any]) -> None:
     rows = [
         ("read bandwidth, GB/s", floors["read_gb_s"]),
         ("float32 multiply-add peak, GFLOP/s", floors["float_gflop_s"]),
-        ("int8 multiply-add peak, GOP/s", "not measured (no C compiler)" if floors["int8_gop_s"] is None else floors["int8_gop_s"]),
+        ("int8 multiply-add peak, GOP/s", "not measured (no native module)" if floors["int8_gop_s"] is None else floors["int8_gop_s"]),
     ]
     title = f"this machine, {figures['threads']} threads, working set {figures['working_set_mib']} MiB ({floors['method']})"
     print_table(title, ("", ""), rows)

@@ -23,6 +23,9 @@ CacheBytes = Annotated[str | None, typer.Option("--kv-cache-memory-bytes", help=
 MaxTokens = Annotated[int, typer.Option("--max-num-batched-tokens", help="Tokens of one step.", rich_help_panel=ENGINE)]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core this process may use.", rich_help_panel=ENGINE)]
 Backend = Annotated[str, typer.Option(help="auto, cpu or reference.", rich_help_panel=ENGINE)]
+CacheType = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto (float32), float16, bfloat16, int8, fp8_e4m3 or fp8_e5m2.", rich_help_panel=ENGINE)
+]
 Weights = Annotated[str, typer.Option(help="auto computes with quantized weights as stored; dense widens them to float32.", rich_help_panel=ENGINE)]
 Dataset = Annotated[str, typer.Option("--dataset-name", help="random, sharegpt or shared-prefix.", rich_help_panel=WORK)]
 DatasetPath = Annotated[Path | None, typer.Option(help="JSON file of ShareGPT conversations.", rich_help_panel=WORK)]
@@ -54,6 +57,7 @@ def latency(
     num_iters: Annotated[int, typer.Option(help="Measured runs.", rich_help_panel=WORK)] = 10,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     max_num_batched_tokens: MaxTokens = 512,
     threads: Threads = 0,
     backend: Backend = "auto",
@@ -69,7 +73,7 @@ def latency(
     }  # fmt: skip
     options = {
         "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_batched_tokens": max_num_batched_tokens,
-        "threads": threads, "backend": backend, "weights": weights,
+        "threads": threads, "backend": backend, "weights": weights, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     run_latency(model, shape, options, _flags(context), output_json, plot)
 
@@ -90,6 +94,7 @@ def throughput(
     seed: Seed = 0,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     max_num_seqs: Annotated[int, typer.Option(help="Sequences of one step.", rich_help_panel=ENGINE)] = 64,
     max_num_batched_tokens: MaxTokens = 512,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.", rich_help_panel=ENGINE)] = True,
@@ -109,7 +114,7 @@ def throughput(
     options = {
         "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "enable_prefix_caching": enable_prefix_caching, "threads": threads, "backend": backend,
-        "weights": weights,
+        "weights": weights, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     run_throughput(model, workload, options, _flags(context), output_json)
 
@@ -190,7 +195,7 @@ def startup(
 def kernels(
     context: typer.Context,
     short: Annotated[bool, typer.Option("--short", help="Fewer shapes, less time each.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="matmul, attention, norm, rope, act_mul, embed or sample; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Operators: matmul, attention, norm, rope, act_mul, embed, sample, copy_blocks.")] = None,
     working_set_mib: Annotated[int | None, typer.Option(help="Operands cycle through this much memory; default 256, short 64.")] = None,
     scheme: Annotated[str, typer.Option(help="Weight layout: auto is what computes fastest, dense is float32.")] = "auto",
     threads: Threads = 0,

@@ -38,6 +38,9 @@ MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate; de
 Seed = Annotated[int | None, typer.Option(help="Same seed, same answer.")]
 MaxModelLen = Annotated[str, typer.Option(help="Context in tokens, e.g. 4096 or 8k; auto fits model and machine.", rich_help_panel=MEMORY)]
 CacheBytes = Annotated[str | None, typer.Option("--kv-cache-memory-bytes", help="Size of the KV cache, e.g. 2GiB.", rich_help_panel=MEMORY)]
+CacheType = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto (float32), float16, bfloat16, int8, fp8_e4m3 or fp8_e5m2.", rich_help_panel=MEMORY)
+]
 Threads = Annotated[int, typer.Option(help="Compute threads; 0: every core this process may use.", rich_help_panel=MACHINE)]
 Backend = Annotated[str, typer.Option(help="auto, cpu or reference.", rich_help_panel=MACHINE)]
 Weights = Annotated[
@@ -78,6 +81,7 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on any address without a key.", rich_help_panel=SERVER)] = False,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     block_size: Annotated[int, typer.Option(help="Tokens a KV block holds, a power of two.", rich_help_panel=MEMORY)] = 16,
     enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.", rich_help_panel=MEMORY)] = True,
     kv_cache: Annotated[str, typer.Option(help='Cache to use, or "module:Class".', rich_help_panel=MEMORY)] = "paged",
@@ -113,7 +117,8 @@ def serve(
     from octavo.frontends.options import engine_config
 
     config = engine_config({
-        "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "block_size": block_size,
+        "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
+        "block_size": block_size,
         "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
         "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
@@ -143,6 +148,7 @@ def chat(
     seed: Seed = None,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     chat_template: TemplateFile = None,
     threads: Threads = 0,
     backend: Backend = "auto",
@@ -154,8 +160,8 @@ def chat(
 
     talk = open_talk(
         url, api_key,
-        model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
-        weights=weights, chat_template=_template(chat_template),
+        model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype, threads=threads,
+        backend=backend, weights=weights, chat_template=_template(chat_template),
     )  # fmt: skip
     run_chat(talk, system, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed})
 
@@ -173,6 +179,7 @@ def complete(
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None,
     max_model_len: MaxModelLen = "auto",
     kv_cache_memory_bytes: CacheBytes = None,
+    kv_cache_dtype: CacheType = "auto",
     threads: Threads = 0,
     backend: Backend = "auto",
     weights: Weights = "auto",
@@ -182,8 +189,8 @@ def complete(
     from octavo.frontends.cli.talk import open_talk
 
     talk = open_talk(
-        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, threads=threads, backend=backend,
-        weights=weights,
+        url, api_key, model=model, max_model_len=max_model_len, kv_cache_memory_bytes=kv_cache_memory_bytes, kv_cache_dtype=kv_cache_dtype,
+        threads=threads, backend=backend, weights=weights,
     )  # fmt: skip
     run_complete(talk, prompt, {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed, "stop": stop})
 

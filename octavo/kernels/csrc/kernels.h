@@ -4,12 +4,13 @@
 // All activations are float32. Strides count elements. Every kernel obeys one rule: the result for a token or a row is computed in an order
 // fixed by that row's own shape, whatever the number of rows, threads or tasks. The avx2 and avx512 sets give equal bits.
 //
-// Panels, the layout of a packed weight [N, K]: ceil(N / 16) panels of [K][16] floats; panel p holds outputs 16 p .. 16 p + 15, those beyond
-// N are zero.
+// Panels, the layout of a packed weight [N, K]: ceil(N / 16) panels of [K][16] elements; panel p holds outputs 16 p .. 16 p + 15, those beyond
+// N are zero. Elements of 16 bits are widened as they are used, so results are those of float32 panels with the same values.
 //
 // Cache layout of a layer, with L = min(block_size, 16):
 //   keys    [block][G][block_size / L][D][L]   so that one load gives component d of L neighbouring positions
 //   values  [block][G][block_size][D]
+//   scales  [block][G][block_size]             float32, for keys and for values; with 8-bit elements alone
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,23 @@ namespace octavo {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kMaxHeadDim = 512;
 
+// How weights and caches store a number. All are widened exactly on the way out; a cache rounds to nearest even on the way in. The 8-bit ones
+// (int8; OCP FP8 of 4 and 3, or of 5 and 2 bits of exponent and mantissa) are for caches alone and come with a scale for each position and
+// key/value head: largest magnitude / 127, 448 or 57344, beside the codes in the same block.
+enum class Element : int32_t { f32, f16, bf16, int8, e4m3, e5m2, count };
+constexpr float kLargest[] = {0, 0, 0, 127.0f, 448.0f, 57344.0f};  // code of an 8-bit element
+
 // y[t, n] = sum over k of x[t, k] * w[n, k].
 //
 // Order: inputs are cut into blocks of k_block(K); within a block one chain of fused multiply-adds in ascending k starting from zero; block
 // sums are added in ascending order.
 struct MatmulArgs {
   const float* x;
-  const float* panels;
+  const void* panels;
   float* y;
   int64_t x_stride, y_stride;
   int64_t tokens, outputs, inputs;
+  Element element;
 };
 
 // Tensor types as in GGUF files; their formulas: octavo/kernels/dequant.py.
@@ -41,12 +49,14 @@ struct PackPart {
   Format format;
 };
 
-// Dequantize the parts, concatenated along N, into panels. Values are exact float32 results of the formula of each type.
+// Dequantize the parts, concatenated along N, into panels. Values are exact float32 results of the formula of each type. Panels of 16-bit
+// elements take parts of that very type.
 struct PackArgs {
   const PackPart* parts;
   int64_t num_parts;
-  float* panels;
+  void* panels;
   int64_t outputs, inputs;
+  Element element;
 };
 
 // Quantized panels, the layout of a packed weight [N, K] with K a multiple of 32, in one of six kinds. Inputs form groups of 32, a group eight
@@ -114,11 +124,12 @@ struct QGatherArgs {
 
 // y[t, :] = scale * w[ids[t], :].
 struct GatherArgs {
-  const float* panels;
+  const void* panels;
   const int64_t* ids;
   float* y;
   float scale;
   int64_t tokens, outputs, inputs;
+  Element element;
 };
 
 // s = x + residual (or x); out = s / sqrt(mean(s * s) + eps) * weight. Rows are (outer, inner) pairs; inner rows of x are contiguous.
@@ -154,15 +165,20 @@ struct ActMulArgs {
   Activation kind;
 };
 
+// y[t, k] = x[t, columns[k]]; y contiguous.
+struct TakeArgs {
+  const float* x;
+  const int32_t* columns;
+  float* y;
+  int64_t x_stride, tokens, width;
+};
+
 // y[t, n] += bias[n]; y contiguous.
 struct BiasArgs {
   float* y;
   const float* bias;
   int64_t tokens, width;
 };
-
-// Element type of a cache. The 16-bit ones are rounded to nearest even on the way in and widened exactly on the way out.
-enum class CacheType : int32_t { f32, f16, bf16 };
 
 // Store k, v of the step in the paged cache, then causal attention of q over it.
 //
@@ -172,7 +188,8 @@ struct AttentionArgs {
   const float *q, *k, *v;
   float* out;  // [T, H, D] contiguous
   void *key_cache, *value_cache;
-  CacheType cache_type;
+  float *key_scales, *value_scales;  // null unless the elements have 8 bits
+  Element cache_type;
   const int32_t *offsets, *starts, *tables;
   const float* slopes;  // ALiBi, one a query head, or null
   int64_t q_stride, k_stride, v_stride;  // between tokens; heads are contiguous
@@ -213,6 +230,7 @@ struct KernelSet {
   void (*norm)(const NormArgs&);
   void (*rope)(const RopeArgs&);
   void (*act_mul)(const ActMulArgs&);
+  void (*take)(const TakeArgs&);
   void (*add_bias)(const BiasArgs&);
   void (*attention)(const AttentionArgs&);
   void (*sample)(const SampleArgs&);

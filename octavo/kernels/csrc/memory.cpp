@@ -8,12 +8,24 @@
 #include <mutex>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(data, bytes) ((void)(data), (void)(bytes))
+#endif
+
 namespace octavo {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kSlabBytes = size_t{64} << 20;
 constexpr size_t kAlignment = 64;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kGuard = 4096;  // between the pieces of a slab; touching it is an error
+#else
+constexpr size_t kGuard = 0;
+#endif
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
@@ -29,16 +41,22 @@ class Slab {
 #if defined(MADV_HUGEPAGE)
     madvise(base_, size_, MADV_HUGEPAGE);  // a hint: refusal costs speed only
 #endif
+    ASAN_POISON_MEMORY_REGION(mapping_, mapped_);
   }
-  ~Slab() { munmap(mapping_, mapped_); }
+  ~Slab() {
+    ASAN_UNPOISON_MEMORY_REGION(mapping_, mapped_);
+    munmap(mapping_, mapped_);
+  }
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
 
-  // Null if the piece does not fit.
+  // Null if the piece, in whole cache lines, does not fit.
   void* take(size_t bytes) {
-    if (bytes > size_ - used_) return nullptr;
+    const size_t lines = round_up(std::max<size_t>(bytes, 1), kAlignment) + kGuard;
+    if (lines > size_ - used_) return nullptr;
     void* piece = base_ + used_;
-    used_ += bytes;
+    used_ += lines;
+    ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
     return piece;
   }
 
@@ -62,20 +80,20 @@ struct Buffer {
 }  // namespace
 
 Memory::Memory(size_t bytes) : size_(bytes) {
-  const size_t needed = round_up(std::max<size_t>(bytes, 1), kAlignment);
+  const size_t needed = round_up(std::max<size_t>(bytes, 1), kAlignment) + kGuard;
   if (needed < bytes) throw std::bad_alloc();
   if (needed > kSlabBytes / 4) {
     slab_ = std::make_shared<Slab>(needed);
-    data_ = slab_->take(needed);
+    data_ = slab_->take(bytes);
     return;
   }
   std::lock_guard<std::mutex> lock(slab_mutex);
   slab_ = open_slab.lock();
-  data_ = slab_ ? slab_->take(needed) : nullptr;
+  data_ = slab_ ? slab_->take(bytes) : nullptr;
   if (data_ == nullptr) {
     slab_ = std::make_shared<Slab>(kSlabBytes);
     open_slab = slab_;
-    data_ = slab_->take(needed);
+    data_ = slab_->take(bytes);
   }
 }
 
@@ -101,6 +119,8 @@ float* scratch(Slot slot, size_t floats) {
     if (buffer.data == nullptr) throw std::bad_alloc();
     buffer.bytes = bytes;
   }
+  ASAN_UNPOISON_MEMORY_REGION(buffer.data, buffer.bytes);
+  ASAN_POISON_MEMORY_REGION(static_cast<float*>(buffer.data) + floats, buffer.bytes - floats * sizeof(float));
   return static_cast<float*>(buffer.data);
 }
 

@@ -7,6 +7,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -16,6 +18,7 @@
 #include "cpu.h"
 #include "kernels.h"
 #include "memory.h"
+#include "peaks.h"
 #include "pool.h"
 #include "program.h"
 
@@ -41,28 +44,38 @@ void check_range(const int64_t* values, int64_t count, int64_t end, const char* 
   }
 }
 
-void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs) {
+Element element_of(int32_t number, Element last = Element::bf16) {
+  require(number >= 0 && number <= static_cast<int32_t>(last), "unknown element number " + std::to_string(number));
+  return static_cast<Element>(number);
+}
+
+void matmul(uintptr_t x, uintptr_t panels, uintptr_t y, int64_t x_stride, int64_t y_stride, int64_t tokens, int64_t outputs, int64_t inputs,
+            int32_t element) {
   require(tokens >= 0 && outputs >= 0 && inputs > 0, "matmul needs tokens, outputs >= 0 and inputs > 0");
-  const MatmulArgs args{pointer<const float>(x), pointer<const float>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs};
+  const MatmulArgs args{pointer<const float>(x), pointer<const void>(panels), pointer<float>(y), x_stride, y_stride, tokens, outputs, inputs,
+                        element_of(element)};
   submit("matmul", [args] { kernels().matmul(args); });
 }
 
 using Part = std::tuple<uintptr_t, int64_t, int64_t, int32_t>;
 
-void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs) {
+void pack(const std::vector<Part>& parts, uintptr_t panels, int64_t inputs, int32_t element) {
+  const Format only = static_cast<Format>(element);  // the formats without blocks have the numbers of the elements
   std::vector<PackPart> list;
   int64_t outputs = 0;
   for (const auto& [data, row_stride, rows, format] : parts) {
     require(format >= 0 && format < static_cast<int32_t>(Format::count), "unknown tensor format number " + std::to_string(format));
     require(rows > 0 && inputs > 0, "pack needs rows > 0 and inputs > 0");
+    require(element_of(element) == Element::f32 || static_cast<Format>(format) == only, "panels of 16-bit elements need parts of the same type");
     list.push_back({pointer<const uint8_t>(data), row_stride, rows, static_cast<Format>(format)});
     outputs += rows;
   }
-  kernels().pack({list.data(), static_cast<int64_t>(list.size()), pointer<float>(panels), outputs, inputs});
+  kernels().pack({list.data(), static_cast<int64_t>(list.size()), pointer<void>(panels), outputs, inputs, element_of(element)});
 }
 
-void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs) {
-  const GatherArgs args{pointer<const float>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs};
+void gather(uintptr_t panels, uintptr_t ids, uintptr_t y, float scale, int64_t tokens, int64_t outputs, int64_t inputs, int32_t element) {
+  const GatherArgs args{pointer<const void>(panels), pointer<const int64_t>(ids), pointer<float>(y), scale, tokens, outputs, inputs,
+                        element_of(element)};
   submit("gather", [args] {
     check_range(args.ids, args.tokens, args.outputs, "row");
     kernels().gather(args);
@@ -162,22 +175,29 @@ void act_mul(uintptr_t x, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t
   submit("act_mul", [args] { kernels().act_mul(args); });
 }
 
-void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t offsets, uintptr_t starts,
-               uintptr_t tables, uintptr_t slopes, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t rows, int64_t heads,
+void attention(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t out, uintptr_t key_cache, uintptr_t value_cache, uintptr_t key_scales,
+               uintptr_t value_scales, uintptr_t offsets, uintptr_t starts, uintptr_t tables, uintptr_t slopes,
+               int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t rows, int64_t heads,
                int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t table_stride,
                int64_t window, float scale, float softcap, int32_t cache_type) {
   require(block_size >= 1 && block_size <= 128 && (block_size & (block_size - 1)) == 0,
           "block size must be a power of two up to 128, got " + std::to_string(block_size));
   require(head_dim >= 1 && head_dim <= kMaxHeadDim, "head size must be 1 .. " + std::to_string(kMaxHeadDim) + ", got " + std::to_string(head_dim));
-  require(cache_type >= 0 && cache_type <= static_cast<int32_t>(CacheType::bf16), "unknown cache type " + std::to_string(cache_type));
   require(kv_heads >= 1 && heads % kv_heads == 0,
           std::to_string(heads) + " query heads cannot share " + std::to_string(kv_heads) + " key/value heads");
+  const Element element = element_of(cache_type, Element::e5m2);
+  require((element > Element::bf16) == (key_scales != 0 && value_scales != 0), "8-bit caches, and no others, have scales");
   if (tokens == 0) return;
   const AttentionArgs args{pointer<const float>(q), pointer<const float>(k), pointer<const float>(v), pointer<float>(out), pointer<void>(key_cache),
-                           pointer<void>(value_cache), static_cast<CacheType>(cache_type), pointer<const int32_t>(offsets),
+                           pointer<void>(value_cache), pointer<float>(key_scales), pointer<float>(value_scales), element, pointer<const int32_t>(offsets),
                            pointer<const int32_t>(starts), pointer<const int32_t>(tables), pointer<const float>(slopes), q_stride, k_stride, v_stride,
                            tokens, rows, heads, kv_heads, head_dim, block_size, table_stride, window, scale, softcap};
   submit("attention", [args] { kernels().attention(args); });
+}
+
+void take(uintptr_t x, uintptr_t columns, uintptr_t y, int64_t x_stride, int64_t tokens, int64_t width) {
+  const TakeArgs args{pointer<const float>(x), pointer<const int32_t>(columns), pointer<float>(y), x_stride, tokens, width};
+  submit("take", [args] { kernels().take(args); });
 }
 
 void add_bias(uintptr_t y, uintptr_t bias, int64_t tokens, int64_t width) {
@@ -203,11 +223,27 @@ void copy_blocks(const std::vector<std::pair<uintptr_t, int64_t>>& caches, uintp
   });
 }
 
+// Around every call that computes: the GIL is released, and the time counted.
+class Native {
+ public:
+  ~Native() { total += std::chrono::nanoseconds(std::chrono::steady_clock::now() - begin_).count(); }
+  static inline std::atomic<int64_t> total{0};
+
+ private:
+  nb::gil_scoped_release unlocked_;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+std::tuple<double, double, double> peaks(size_t bytes, double seconds) {
+  const Peaks found = measure_peaks(kernels().name, bytes, seconds);
+  return {found.read, found.floats, found.ints};
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels of the cpu backend. Pointers are addresses, strides count elements.";
-  const nb::call_guard<nb::gil_scoped_release> unlocked;
+  const nb::call_guard<Native> unlocked;
 
   nb::class_<Memory>(m, "Memory", "Uninitialized memory for weights, 64-byte aligned, in huge pages where the system has them.")
       .def(nb::init<size_t>(), nb::arg("nbytes"))
@@ -234,6 +270,9 @@ NB_MODULE(_native, m) {
   m.def("select_isa", &select_isa, nb::arg("name"));
   m.def("threads", &num_threads);
   m.def("set_threads", &set_num_threads, nb::arg("count"), unlocked, "0: every core this process may use.");
+  m.def("nanoseconds", [] { return Native::total.load(); }, "Time that calls into this module have taken so far, all threads that called together.");
+  m.def("peaks", &peaks, nb::arg("bytes"), nb::arg("seconds"), unlocked,
+        "Bytes read, float32 and int8 operations a second that the kernel set in use and all threads reach at most: measured now.");
   m.def("cores", &available_cores, "Physical cores this process may use, bounded by its CPU quota.");
 
   m.def("matmul", &matmul, unlocked);
@@ -242,6 +281,7 @@ NB_MODULE(_native, m) {
   m.def("norm", &norm, unlocked);
   m.def("rope", &rope, unlocked);
   m.def("act_mul", &act_mul, unlocked);
+  m.def("take", &take, unlocked);
   m.def("add_bias", &add_bias, unlocked);
   m.def("attention", &attention, unlocked);
   m.def("sample", &sample, unlocked);

@@ -16,5 +16,6 @@
 
 #define OCTAVO_KERNEL_SET(variable, name)                                                            \
   namespace octavo {                                                                                 \
-  const KernelSet variable = {name, matmul, pack, gather, qmatmul, qpack, qgather, norm, rope, act_mul, add_bias, attention, sample}; \
+  const KernelSet variable = {name, matmul, pack, gather, qmatmul, qpack, qgather, norm, rope, act_mul, take, add_bias, attention, \
+                              sample};                                                                  \
   }

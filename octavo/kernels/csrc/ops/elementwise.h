@@ -109,6 +109,14 @@ inline void act_mul(const ActMulArgs& args) {
   }
 }
 
+inline void take(const TakeArgs& args) {
+  for_rows(args.tokens, args.width, [&](int64_t t) {
+    const float* x = args.x + t * args.x_stride;
+    float* y = args.y + t * args.width;
+    for (int64_t k = 0; k < args.width; ++k) y[k] = x[args.columns[k]];
+  });
+}
+
 inline void add_bias(const BiasArgs& args) {
   for_rows(args.tokens, args.width, [&](int64_t t) {
     float* y = args.y + t * args.width;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "../memory.h"
@@ -20,6 +21,27 @@ inline int64_t k_block(int64_t inputs) {
 }
 
 constexpr int kMatmulPanels = 4;
+
+// Sixteen neighbouring elements as floats.
+template <Element>
+struct Stored {
+  using Type = uint16_t;
+};
+template <>
+struct Stored<Element::f32> {
+  using Type = float;
+};
+template <Element E>
+inline Vec load_elements(const typename Stored<E>::Type* p) {
+  if constexpr (E == Element::f32) {
+    return Vec::load(p);
+  } else if constexpr (E == Element::f16) {
+    return load_half(reinterpret_cast<const uint8_t*>(p));
+  } else {
+    return load_bfloat(reinterpret_cast<const uint8_t*>(p));
+  }
+}
+constexpr int64_t element_bytes(Element e) { return e == Element::f32 ? 4 : 2; }
 // Rows and inputs that are worked on together, sized for the second-level cache.
 constexpr int64_t kRowBlock = 256, kInputBlock = 4 * kBlockInputs;
 
@@ -32,10 +54,11 @@ struct Ahead {
   int64_t step;
 };
 
-// x: [inputs][R] (rows interleaved), panels ``panel_stride`` floats apart, columns: valid outputs of the P panels.
-template <int R, int P>
-void matmul_tile(const float* x, const float* w, int64_t panel_stride, int64_t inputs, float* y, int64_t y_stride, int64_t columns, bool add,
+// x: [inputs][R] (rows interleaved), panels ``panel_stride`` elements apart, columns: valid outputs of the P panels.
+template <Element E, int R, int P>
+void matmul_tile(const float* x, const void* panels, int64_t panel_stride, int64_t inputs, float* y, int64_t y_stride, int64_t columns, bool add,
                  Ahead ahead) {
+  const auto* w = static_cast<const typename Stored<E>::Type*>(panels);
   Vec acc[R][P];
   for (int r = 0; r < R; ++r) {
     for (int p = 0; p < P; ++p) acc[r][p] = Vec::zero();
@@ -44,7 +67,7 @@ void matmul_tile(const float* x, const float* w, int64_t panel_stride, int64_t i
     if constexpr (R > 1) __builtin_prefetch(ahead.at + k * ahead.step, 0, 2);
     for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * panel_stride + (k + kPrefetch) * kLanes, 0, 3);
     Vec b[P];
-    for (int p = 0; p < P; ++p) b[p] = Vec::load(w + p * panel_stride + k * kLanes);
+    for (int p = 0; p < P; ++p) b[p] = load_elements<E>(w + p * panel_stride + k * kLanes);
     for (int r = 0; r < R; ++r) {
       const Vec a = Vec::set(x[k * R + r]);
       for (int p = 0; p < P; ++p) acc[r][p] = fma(a, b[p], acc[r][p]);
@@ -63,26 +86,31 @@ void matmul_tile(const float* x, const float* w, int64_t panel_stride, int64_t i
   }
 }
 
-using MatmulTile = void (*)(const float*, const float*, int64_t, int64_t, float*, int64_t, int64_t, bool, Ahead);
+using MatmulTile = void (*)(const float*, const void*, int64_t, int64_t, float*, int64_t, int64_t, bool, Ahead);
 using MatmulTileRow = std::array<MatmulTile, kMatmulPanels>;
 
-template <int R, int P>
+template <Element E, int R, int P>
 constexpr MatmulTile matmul_tile_or_null() {
   if constexpr (P <= matmul_panels(R)) {
-    return &matmul_tile<R, P>;
+    return &matmul_tile<E, R, P>;
   } else {
     return nullptr;
   }
 }
-template <int R>
+template <Element E, int R>
 constexpr MatmulTileRow matmul_tile_row() {
-  return {matmul_tile_or_null<R, 1>(), matmul_tile_or_null<R, 2>(), matmul_tile_or_null<R, 3>(), matmul_tile_or_null<R, 4>()};
+  return {matmul_tile_or_null<E, R, 1>(), matmul_tile_or_null<E, R, 2>(), matmul_tile_or_null<E, R, 3>(), matmul_tile_or_null<E, R, 4>()};
 }
-template <int... R>
+template <Element E, int... R>
 constexpr std::array<MatmulTileRow, sizeof...(R)> matmul_tile_table(std::integer_sequence<int, R...>) {
-  return {matmul_tile_row<R + 1>()...};
+  return {matmul_tile_row<E, R + 1>()...};
 }
-constexpr auto kMatmulTiles = matmul_tile_table(std::make_integer_sequence<int, kMatmulRows>{});
+// By element, height and width.
+constexpr std::array<MatmulTileRow, kMatmulRows> kMatmulTiles[] = {
+    matmul_tile_table<Element::f32>(std::make_integer_sequence<int, kMatmulRows>{}),
+    matmul_tile_table<Element::f16>(std::make_integer_sequence<int, kMatmulRows>{}),
+    matmul_tile_table<Element::bf16>(std::make_integer_sequence<int, kMatmulRows>{}),
+};
 
 // Rows split into tiles of nearly equal height.
 struct RowTiles {
@@ -112,16 +140,18 @@ struct MatmulSpan {
   // Row tiles by ``width`` panels, inputs from .. to - 1. Meanwhile the next panels are fetched, a share with each row tile; with few tiles
   // the processor's own prefetcher does better.
   void columns(int64_t panel, int64_t width, int64_t from, int64_t to) const {
-    const int64_t block = k_block(args.inputs), panel_stride = args.inputs * kLanes, count = end_tile - first_tile;
-    const int64_t step = panel + width < end && count > 2 ? (width * kLanes * int64_t{sizeof(float)} + count - 1) / count : 0;
-    const char* ahead = reinterpret_cast<const char*>(args.panels + (panel + (step > 0 ? width : 0)) * panel_stride + from * kLanes * width);
+    const int64_t block = k_block(args.inputs), panel_stride = args.inputs * kLanes, count = end_tile - first_tile, size = element_bytes(args.element);
+    const auto& tile_rows = kMatmulTiles[static_cast<size_t>(args.element)];
+    const char* panels = static_cast<const char*>(args.panels) + panel * panel_stride * size;
+    const int64_t step = panel + width < end && count > 2 ? (width * kLanes * size + count - 1) / count : 0;
+    const char* ahead = panels + ((step > 0 ? width : 0) * panel_stride + from * kLanes * width) * size;
     for (int64_t t = first_tile; t < end_tile; ++t) {
       const int rows = tiles.rows(t);
       const int64_t row = tiles.first(t);
       for (int64_t k = from; k < to; k += block) {
         const int64_t inputs = std::min(block, to - k);
-        kMatmulTiles[static_cast<size_t>(rows - 1)][static_cast<size_t>(width - 1)](
-            x + row * args.inputs + k * rows, args.panels + panel * panel_stride + k * kLanes, panel_stride, inputs,
+        tile_rows[static_cast<size_t>(rows - 1)][static_cast<size_t>(width - 1)](
+            x + row * args.inputs + k * rows, panels + k * kLanes * size, panel_stride, inputs,
             args.y + row * args.y_stride + panel * kLanes, args.y_stride, args.outputs - panel * kLanes, k > 0, {ahead, step});
         ahead += inputs * step;
       }
@@ -163,11 +193,21 @@ inline void matmul(const MatmulArgs& args) {
   });
 }
 
+inline float element_at(const void* elements, int64_t i, Element e) {
+  if (e == Element::f32) return static_cast<const float*>(elements)[i];
+  const uint16_t bits = static_cast<const uint16_t*>(elements)[i];
+  if (e == Element::f16) return half_to_float(bits);
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
 inline void gather(const GatherArgs& args) {
   const auto row = [&](int64_t t) {
-    const float* from = args.panels + args.ids[t] / kLanes * args.inputs * kLanes + args.ids[t] % kLanes;
+    const int64_t from = args.ids[t] / kLanes * args.inputs * kLanes + args.ids[t] % kLanes;
     float* to = args.y + t * args.inputs;
-    for (int64_t k = 0; k < args.inputs; ++k) to[k] = from[k * kLanes] * args.scale;
+    for (int64_t k = 0; k < args.inputs; ++k) to[k] = element_at(args.panels, from + k * kLanes, args.element) * args.scale;
   };
   constexpr int64_t chunk = 16;
   parallel_for((args.tokens + chunk - 1) / chunk, [&](int64_t c) {

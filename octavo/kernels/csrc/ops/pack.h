@@ -163,6 +163,19 @@ struct PackRow {
 // A multiple of every block size; 16 rows of it fit the first-level cache.
 constexpr int64_t kPackInputs = 256;
 
+// Panels of 16-bit elements: the stored bits change their place and nothing else.
+inline void pack_bits(const PackRow* rows, int64_t valid, int64_t inputs, uint16_t* out) {
+  for (int64_t k = 0; k < inputs; ++k) {
+    for (int64_t r = 0; r < kLanes; ++r) {
+      if (r < valid) {
+        std::memcpy(out + k * kLanes + r, rows[r].data + 2 * k, sizeof(uint16_t));
+      } else {
+        out[k * kLanes + r] = 0;
+      }
+    }
+  }
+}
+
 inline void pack_panel(const PackArgs& args, int64_t panel) {
   PackRow rows[kLanes];
   const int64_t first = panel * kLanes, valid = std::min(kLanes, args.outputs - first);
@@ -172,9 +185,13 @@ inline void pack_panel(const PackArgs& args, int64_t panel) {
     const PackPart& from = args.parts[part];
     rows[r] = {from.data + (first + r - before) * from.row_stride, &kFormats[static_cast<int>(from.format)]};
   }
+  if (args.element != Element::f32) {
+    pack_bits(rows, valid, args.inputs, static_cast<uint16_t*>(args.panels) + panel * kLanes * args.inputs);
+    return;
+  }
   alignas(64) float decoded[kLanes][kPackInputs];
   for (int64_t r = valid; r < kLanes; ++r) std::memset(decoded[r], 0, sizeof decoded[r]);
-  float* out = args.panels + panel * kLanes * args.inputs;
+  float* out = static_cast<float*>(args.panels) + panel * kLanes * args.inputs;
   for (int64_t k = 0; k < args.inputs; k += kPackInputs) {
     const int64_t count = std::min(kPackInputs, args.inputs - k);
     for (int64_t r = 0; r < valid; ++r) {
