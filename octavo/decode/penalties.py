@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     Row = NDArray[np.float32]
 
 _FORBIDDEN = np.float32(-np.inf)
+# float32 [256, 8]: the most that the logits of eight tokens may be, for each byte of a mask.
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BOUNDS = np.where(_BITS == 1, np.float32(np.inf), _FORBIDDEN).astype(np.float32)
 
 
 class TokenTally:
@@ -153,6 +156,9 @@ def _penalize(row: Row, tally: TokenTally, params: SamplingParams) -> None:
 
 
 def forbid_by_mask(row: Row, mask: NDArray[np.uint32]) -> None:
-    """Give -inf to tokens whose bit is clear: bit t % 32 of ``mask[t // 32]`` (uint32 [ceil(V / 32)]) belongs to token t."""
-    bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), bitorder="little")
-    row[bits[: len(row)] == 0] = _FORBIDDEN
+    """Give -inf to tokens whose bit is clear: bit t % 32 of ``mask[t // 32]`` (uint32 [ceil(V / 32)]) belongs to token t.
+
+    What is not a number stays so: it is never chosen either.
+    """
+    bounds = _BOUNDS.take(mask.astype("<u4", copy=False).view(np.uint8), axis=0).reshape(-1)
+    np.minimum(row, bounds[: len(row)], out=row)

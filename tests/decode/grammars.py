@@ -62,6 +62,9 @@ class Grammars:
             assert len(allowed), "a grammar came to a dead end"
             if np.isin(self.vocabulary.eos_token_ids, allowed).any() and rng.random() < 0.3 + 0.7 * (len(allowed) < 3):
                 return self.tokenizer.decode(taken, skip_special_tokens=False)
+            if len(taken) > 12:  # what is open is closed when it can be
+                closing = [t for t in allowed.tolist() if self.tokenizer.token_text(t)[:1] in (")", "]", "\n", ";")]
+                allowed = np.array(closing) if closing else allowed
             token = int(allowed[rng.randrange(len(allowed))])
             if token in self.vocabulary.eos_token_ids:
                 return self.tokenizer.decode(taken, skip_special_tokens=False)
