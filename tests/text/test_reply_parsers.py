@@ -329,6 +329,31 @@ def test_thoughts_and_calls() -> None:
     assert reply.reasoning == "I should look." and reply.parsed() == [PARIS]
 
 
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "string"}, "12", "12"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {}]}, "12", 12),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "number"}, "12", 12),
+        ({"type": "number"}, "twelve", "twelve"),
+        ({"type": "array"}, "[1, NaN]", "[1, NaN]"),
+        ({}, '{"a": "é"}', {"a": "é"}),
+        (True, "x", "x"),
+    ],
+)
+def test_a_value_in_tags_has_the_type_that_the_schema_wants(schema: Any, written: str, value: Any) -> None:
+    text = f"<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>"
+    reply = fold([text], spec_for("glm45", tools={"f": {"properties": {"k": schema}}}))
+    assert reply.parsed() == [("f", {"k": value})]
+
+
 def test_ids() -> None:
     ids = {name: fold([text], spec_for(name)).ids for name, text, *_ in GOLDEN if "Tokyo" in text}
     assert ids["kimi_k2"] == ["functions.get_weather:0", "functions.get_time:1"]

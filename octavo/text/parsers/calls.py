@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 MAX_NAME = 256
 _NAME = re.compile(r"[\w.:/-]+")
 _INDEX = re.compile(r":\d+$")
+STRING = frozenset({"string"})
+_JSON_TYPES: dict[type, frozenset[str]] = {
+    bool: frozenset({"boolean"}), int: frozenset({"integer", "number"}), float: frozenset({"number"}), str: STRING, type(None): frozenset({"null"}),
+    list: frozenset({"array"}), dict: frozenset({"object"}),
+}  # fmt: skip
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -255,7 +260,7 @@ class Tagged:
                 yield from source.space()
                 yield from source.expect(self.value_open)
             sink.arguments(f'{", " if count else ""}"{escaped(key)}": ')
-            yield from self._value(source, sink, types.get(key))
+            yield from self._value(source, sink, types.get(key, frozenset()))
             count += 1
             yield from source.space()
             mark = yield from self._next(source)
@@ -269,11 +274,11 @@ class Tagged:
             source.at -= len(mark)
         return mark
 
-    def _value(self, source: Source, sink: Sink, kind: Any) -> Reading[None]:
+    def _value(self, source: Source, sink: Sink, kinds: frozenset[str]) -> Reading[None]:
         stop = Markers((self.value_close, "\n" + self.value_close) if self.trim else (self.value_close,))
         if self.trim:
             yield from source.literal("\n")
-        if kind == "string":
+        if kinds == STRING:
             sink.arguments('"')
             yield from _flow(source, stop, lambda text: sink.arguments(escaped(text)))
             sink.arguments('"')
@@ -284,7 +289,7 @@ class Tagged:
         except Ended:
             sink.arguments('"' + escaped("".join(pieces)))  # cut short: what came, as an unfinished text
             raise
-        sink.arguments(_value_json("".join(pieces), kind))
+        sink.arguments(_value_json("".join(pieces), kinds))
 
 def _flow(source: Source, stop: Markers, write: Write) -> Reading[None]:
     """Text up to ``stop``, told as it comes; the stop is taken."""
@@ -298,25 +303,39 @@ def _flow(source: Source, stop: Markers, write: Write) -> Reading[None]:
             yield
 
 
-def _types(schema: Any) -> dict[str, Any]:
-    """Argument to its JSON type: a name, or None if it may have several."""
+def _types(schema: Any) -> dict[str, frozenset[str]]:
+    """Argument to the JSON types that it may have; empty: any."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    return {name: kind["type"] for name, kind in properties.items() if isinstance(kind, dict) and isinstance(kind.get("type"), str)}
+    return {name: _kinds(kind) for name, kind in properties.items()} if isinstance(properties, dict) else {}
 
 
-def _value_json(text: str, kind: Any) -> str:
-    """A value as JSON: JSON if it is that, else text. Python's words for the constants count where the schema asks for them."""
+def _kinds(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, dict):
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, (str, list)):
+        return frozenset(n for n in ([named] if isinstance(named, str) else named) if isinstance(n, str))
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(options, list):
+        kinds = [_kinds(option) for option in options]
+        return frozenset().union(*kinds) if all(kinds) else frozenset()
+    values = schema.get("enum")
+    return STRING if isinstance(values, list) and values and all(isinstance(v, str) for v in values) else frozenset()
+
+
+def _value_json(text: str, kinds: frozenset[str]) -> str:
+    """A value as JSON: JSON of a type that the schema allows if it is that, else text. Python's words for constants count where they fit."""
     plain = text.strip()
-    if kind == "boolean" and plain.lower() in ("true", "false"):
+    if "boolean" in kinds and plain.lower() in ("true", "false"):
         return plain.lower()
-    if kind == "null" and plain in ("None", "null"):
+    if "null" in kinds and plain == "None":
         return "null"
     try:
-        return json.dumps(loads(plain), ensure_ascii=False)
+        value = loads(plain)
     except ValueError:
         return json.dumps(text, ensure_ascii=False)
+    fits = not kinds & STRING or kinds & _JSON_TYPES[type(value)]
+    return json.dumps(value if fits else text, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
