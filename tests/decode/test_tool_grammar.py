@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TOOLS: dict[str, Any] = {
     "get_weather": {
         "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["c", "f"]}, "days": {"type": "integer", "minimum": 1}},
+        "properties": {"city": {"type": "string", "maxLength": 4}, "unit": {"enum": ["c", "f"]}, "days": {"enum": [1, 2, 3]}},
         "required": ["city", "unit"],
         "additionalProperties": False,
     },
@@ -53,6 +53,20 @@ def read(form: ToolFormat, text: str) -> tuple[list[tuple[str, Any]], str]:
     return [(name, json.loads(arguments)) for name, arguments in calls], whole.content
 
 
+def write(grammars: Grammars, grammar: CompiledGrammar, rng: random.Random, endings: set[int | None]) -> str:
+    """A random text of the grammar, which ends soon after it can: one of ``endings`` is taken every second time it may be."""
+    constraint, taken = grammar.constraint(), list[int]()
+    for _ in range(3000):
+        allowed = grammars.allowed(constraint).tolist()
+        ends = [t for t in allowed if t in endings]
+        token = rng.choice(ends if ends and rng.random() < 0.5 else allowed)
+        if token in grammars.vocabulary.eos_token_ids:
+            return grammars.tokenizer.decode(taken, skip_special_tokens=False)
+        taken.append(token)
+        constraint.accept(token)
+    raise AssertionError("no end within 3,000 tokens")
+
+
 def fits(grammars: Grammars, grammar: CompiledGrammar, text: str) -> bool:
     """As Grammars.accepts, of a text whose control tokens are tokens."""
     constraint = grammar.constraint()
@@ -70,8 +84,7 @@ def test_required_calls_are_read_and_valid(wide: Grammars, form: ToolFormat, way
     grammar = wide.compile(structural_tag=required_calls(way, TOOLS, PATHS, single=single))
     seen: set[str] = set()
     for _ in range(12):
-        text = wide.write(grammar.constraint(), rng, 1500)
-        assert text is not None
+        text = write(wide, grammar, rng, {*wide.vocabulary.eos_token_ids, wide.tokenizer.token_to_id(way.section_end) if way.section_end else None})
         calls, content = read(form, text)
         assert calls and not content.strip(), text
         for name, arguments in calls:

@@ -118,8 +118,7 @@ def serve(
 
     config = engine_config({
         "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
-        "block_size": block_size,
-        "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
+        "block_size": block_size, "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
         "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
         "tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser,
