@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from octavo.frontends.llm import LLM
-    from octavo.frontends.outputs import CompletionOutput, RequestOutput
+    from octavo.frontends.outputs import CompletionOutput, RequestOutput, ToolCall
     from octavo.service.types import Logprob
 
 __version__ = "0.1.0"
@@ -50,6 +50,7 @@ _HOMES = {
     "RequestOutput": "octavo.frontends.outputs",
     "SamplingParams": "octavo.core.sampling_params",
     "StructuredOutputsParams": "octavo.core.structured",
+    "ToolCall": "octavo.frontends.outputs",
 }
 
 __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
@@ -76,6 +77,7 @@ __all__ = [  # noqa: RUF022 (alphabetical, upper and lower case alike)
     "StructuredOutputsParams",
     "TemplateError",
     "TensorMismatch",
+    "ToolCall",
     "UnsupportedModel",
 ]
 

@@ -27,6 +27,7 @@ class EngineConfig:
     weights: "auto" computes with quantized weights as they are stored (activations become int8, groups of 32) where the backend can;
     "dense" widens them to float32 first, the exact values of their formulas.
     enforce_eager: run the model's Python code in every step; without it, decode steps are captured once and replayed in one call.
+    tool_call_parser, reasoning_parser: how tool calls and thoughts are written in replies; "auto" reads it off the chat template, "none" is off.
     scheduler, kv_cache: a registered name or "module:Class".   threads: compute threads, 0 is every core this process may use.
     """
 
@@ -48,6 +49,8 @@ class EngineConfig:
     enforce_eager: bool = False
     seed: int = 0
     chat_template: str | None = None  # text of a template that replaces the model's own
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

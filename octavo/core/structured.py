@@ -19,7 +19,7 @@ MAX_MULTIPLES = 100_000  # product of the different ones in a schema
 MAX_REGEX_BYTES = 1 << 14
 MAX_CHOICES = 10_000
 MAX_CHOICE_BYTES = 1 << 20  # of all choices together
-MAX_TAGS = 128
+MAX_TAGS = 256
 MAX_PATTERN_BYTES = 256  # of whitespace_pattern
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -31,7 +31,8 @@ class StructuredOutputsParams:
 
     json: a JSON schema, as a dict or as text (kept as text).   json_object: any JSON object.   regex: the whole output matches it.
     choice: one of these texts.   grammar: Lark, or GBNF as llama.cpp writes it.   structural_tag: free text in which tagged parts follow
-    their schemas, ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``, as a dict or as text (kept as text).
+    their schemas, ``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``, as a dict or as text (kept as text); or, where
+    "separator" stands for "triggers" (with "begin", "end" and "stop_after_first"), tagged parts and no free text.
     disable_any_whitespace: JSON without spaces.   whitespace_pattern: a regular expression for the gaps of JSON instead of the default.
     disable_additional_properties: objects hold the properties that the schema names and no others, unless it says so itself.
     Sizes are checked here; what the texts say is checked when they are compiled. Raises InvalidParameter.

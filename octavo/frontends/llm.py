@@ -103,9 +103,14 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
+        tool_choice: str | dict[str, Any] = "auto",
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or a list of them. The rest is as in :meth:`generate`. Raises TemplateError for what the template refuses."""
+        """Answer one conversation, or a list of them. The rest is as in :meth:`generate`. Raises TemplateError for what the template refuses.
+
+        ``tools`` are functions in OpenAI's form; calls come in ``outputs[i].tool_calls``. ``tool_choice``: "auto", "none", "required", or
+        ``{"type": "function", "function": {"name": ...}}``.
+        """
         single = bool(messages) and isinstance(messages[0], dict)
         conversations: list[Any] = [messages] if single or not messages else list(messages)
         shared = {
@@ -113,6 +118,7 @@ class LLM:
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,
+            "tool_choice": tool_choice,
             "chat_template_kwargs": chat_template_kwargs or {},
         }
         sources = [{"messages": c, **shared} for c in conversations]

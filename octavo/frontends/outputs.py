@@ -5,16 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.service.types import ReplyDelta
+
 if TYPE_CHECKING:
     from octavo.service.generation import Generation
     from octavo.service.types import Logprob, TextDelta
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A function that the model calls. ``arguments``: JSON text, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One sequence. ``finish_reason``: "stop", "length", "abort" or "error" (then ``error`` says why).
 
-    ``stop_reason``: the stop string or stop token id that ended it, None for the end token. ``logprobs[i]`` belongs to ``token_ids[i]``.
+    ``text`` is all that was generated. Of a chat whose model's format is known it is told apart as well: ``content`` (else equal to ``text``),
+    ``reasoning`` (None: no thoughts) and ``tool_calls``. ``stop_reason``: the stop string or stop token id that ended it, None for the end
+    token. ``logprobs[i]`` belongs to ``token_ids[i]``.
     """
 
     index: int
@@ -25,6 +38,9 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -61,6 +77,7 @@ class OutputFold:
     generation: Generation
     _texts: dict[int, list[str]] = field(default_factory=dict)
     _outputs: dict[int, CompletionOutput] = field(default_factory=dict)
+    _parts: dict[int, ReplyDelta | None] = field(default_factory=dict)
     _prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     def add(self, delta: TextDelta) -> None:
@@ -68,7 +85,11 @@ class OutputFold:
         if output is None:
             output = self._outputs[delta.index] = CompletionOutput(delta.index, "", [])
             self._texts[delta.index] = []
+            self._parts[delta.index] = ReplyDelta() if delta.parts is not None else None
         self._texts[delta.index].append(delta.text)
+        parts = self._parts[delta.index]
+        if parts is not None and delta.parts is not None:
+            parts.add(delta.parts)
         output.token_ids.extend(delta.token_ids)
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
@@ -82,7 +103,11 @@ class OutputFold:
 
     def result(self) -> RequestOutput:
         for index, output in self._outputs.items():
-            output.text = "".join(self._texts[index])
+            output.text = output.content = "".join(self._texts[index])
+            parts = self._parts[index]
+            if parts is not None:
+                output.content, output.reasoning = parts.content, parts.reasoning or None
+                output.tool_calls = _calls(parts)
         outputs = [self._outputs[i] for i in sorted(self._outputs)]
         generation = self.generation
         return RequestOutput(
@@ -95,3 +120,12 @@ class OutputFold:
             metrics=RequestMetrics(generation.first_token_latency, generation.latency, generation.usage.completion_tokens),
             num_cached_tokens=generation.usage.cached_tokens,
         )
+
+
+def _calls(parts: ReplyDelta) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for step in parts.tool_calls:
+        if step.name is not None:
+            calls.append(ToolCall(step.id or "", step.name))
+        calls[-1].arguments += step.arguments
+    return calls

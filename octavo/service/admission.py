@@ -7,12 +7,13 @@ import random
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from octavo.core.structured import Thinking
 from octavo.engine.messages import AddRequest
 from octavo.errors import InvalidParameter, Overloaded, PromptTooLong
+from octavo.service.tools import chat_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
     from octavo.engine.messages import EngineInfo
     from octavo.service.model_text import ModelText
+    from octavo.service.tools import Chat
     from octavo.service.types import GenerateRequest
+    from octavo.text.parsers.reply import ReplyFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that may run: its wire form and its prompt as text (None if it came as ids)."""
+    """A request that may run: its wire form, its prompt as text (None if it came as ids), and how a chat reply is told apart into parts."""
 
     message: AddRequest
     prompt: str | None
+    reply: ReplyFormat | None = None
 
 
 def seed_source(seed: int | None) -> Callable[[], int]:
@@ -58,7 +62,7 @@ def request_bytes(request: GenerateRequest) -> int:
     """UTF-8 bytes of all text in a request (ids count nothing: their number is bounded by the context)."""
     if request.prompt is not None:
         return len(request.prompt.encode("utf-8", "surrogatepass"))
-    return sum(_text_bytes(m) for m in request.messages or ())
+    return sum(_text_bytes(m) for m in request.messages or ()) + _text_bytes(request.tools)
 
 
 def _text_bytes(value: object) -> int:
@@ -133,7 +137,11 @@ class Admission:
         """In a pool thread: text to ids, and every check that may take time."""
         self._check_source(request)
         request.params.check_vocab(self.info.vocab_size)
-        prompt, ids = self._encode(request)
+        chat = None
+        if request.messages is not None:
+            chat = chat_of(request, self._text)
+            request = replace(request, params=chat.params)
+        prompt, ids, reply = self._encode(request, chat)
         if not ids:
             raise InvalidParameter("the prompt is empty", param="messages" if request.messages is not None else "prompt")
         max_len = self._max_len(len(ids), request.params)
@@ -148,26 +156,27 @@ class Admission:
             cache_salt=request.cache_salt,
             thinking=self._thinking(request, ids),
         )
-        return Admitted(message, prompt)
+        return Admitted(message, prompt, reply)
 
-    def _encode(self, request: GenerateRequest) -> tuple[str | None, list[int]]:
+    def _encode(self, request: GenerateRequest, chat: Chat | None) -> tuple[str | None, list[int], ReplyFormat | None]:
+        reply = None
         if request.prompt_token_ids is not None:
             self._check_ids(request.prompt_token_ids, request.params)
-            return None, list(request.prompt_token_ids)
-        if request.messages is not None:
-            template = self._text.chat_template(request.chat_template)
-            prompt = template.render(
+            return None, list(request.prompt_token_ids), None
+        if request.messages is not None and chat is not None:
+            prompt = chat.template.render(
                 request.messages,
-                tools=request.tools,
+                tools=chat.shown_tools,
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
                 template_kwargs=request.chat_template_kwargs,
             )
+            reply = chat.reply(request, prompt)
             special = bool(request.add_special_tokens)
         else:
             prompt = request.prompt or ""
             special = request.add_special_tokens is not False
-        return prompt, self._text.tokenizer.encode(prompt, add_special_tokens=special)
+        return prompt, self._text.tokenizer.encode(prompt, add_special_tokens=special), reply
 
     def _check_ids(self, ids: list[int], params: SamplingParams) -> None:
         if len(ids) > self.context:

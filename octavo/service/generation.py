@@ -26,10 +26,12 @@ class Live:
     def __init__(self, admitted: Admitted, tokenizer: Tokenizer) -> None:
         message = admitted.message
         self.message = message
+        reply = admitted.reply
         self.outputs = [
-            SequenceOutput(message.request_id, i, message.params, tokenizer, message.prompt_token_ids) for i in range(message.params.n)
+            SequenceOutput(message.request_id, i, message.params, tokenizer, message.prompt_token_ids, reply) for i in range(message.params.n)
         ]
-        self.usage = Usage(prompt_tokens=len(message.prompt_token_ids))
+        thoughts = reply is not None and reply.reasoning_format is not None
+        self.usage = Usage(prompt_tokens=len(message.prompt_token_ids), reasoning_tokens=0 if thoughts else None)
         self.failure: OctavoError | None = None
         self.arrival = time.monotonic()
         self.first_token: list[float | None] = [None] * message.params.n
@@ -56,6 +58,8 @@ class Live:
         text = self.outputs[delta.index].take(delta)
         if text is not None:
             self.usage.completion_tokens += len(text.token_ids)
+            if self.usage.reasoning_tokens is not None:
+                self.usage.reasoning_tokens += text.reasoning_tokens
             self.put(text)
         return text
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.text.parsers.reply import ReplyDelta as ReplyDelta  # noqa: TC001  also for front ends
+
 if TYPE_CHECKING:
     from octavo.core.sampling_params import SamplingParams
+    from octavo.text.parsers.reply import ToolCallDelta as ToolCallDelta  # also for front ends
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerateRequest:
     """Exactly one of ``prompt``, ``prompt_token_ids`` and ``messages`` is set.
 
+    ``tools`` and ``tool_choice`` ("auto", "none", "required" or ``{"type": "function", "function": {"name": ...}}``) go with messages.
     ``add_special_tokens`` None: true for ``prompt``, false for rendered messages. ``cache_salt`` separates prefix caches (per API key).
     """
 
@@ -22,6 +26,8 @@ class GenerateRequest:
     prompt_token_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -43,11 +49,15 @@ class Logprob:
 
 @dataclass(slots=True)
 class Usage:
-    """Token accounting of one request, over all its sequences; one object serves every route."""
+    """Token accounting of one request, over all its sequences; one object serves every route.
+
+    ``reasoning_tokens``: those of the completion that were thoughts, their markers not counted; None if thoughts are not told apart.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -60,6 +70,8 @@ class TextDelta:
 
     ``logprobs[i]`` belongs to ``token_ids[i]``: a map from token id to :class:`Logprob`, the sampled token first.
     ``text`` may be empty while a character or a possible stop string is incomplete; concatenated texts are the whole reply.
+    ``parts``: the same reply told apart into content, reasoning and tool calls, as far as that is certain; None where nothing is told apart
+    (a prompt that is no conversation, or a model whose template shows no format), and then all of ``text`` is content.
     """
 
     request_id: str
@@ -71,3 +83,5 @@ class TextDelta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    parts: ReplyDelta | None = None
+    reasoning_tokens: int = 0

@@ -5,7 +5,9 @@ Rendering may take a second of processor time, so callers run it on a worker thr
 
 from __future__ import annotations
 
+import json
 import secrets
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,13 @@ RESERVED = frozenset({
     "joiner", "loop", "self", "caller", "varargs", "kwargs", "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
     "mask_token",
 })  # fmt: skip
+# A conversation with a call, and how its arguments look where a template prints the object as Python would.
+PROBE: list[dict[str, Any]] = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [{"id": "a1b2c3d4e", "type": "function", "function": {"name": "f", "arguments": {"k": "v"}}}]},
+    {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "f", "content": "b"},
+]
+PYTHON_FORM = "{'k': 'v'}"
 _NO_TEMPLATE = "the model has no chat template: start the server with --chat-template FILE, or use completions"
 
 
@@ -46,6 +55,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(tokenizer.special_tokens)
         self._template: Template | None = None
+        self._text_arguments: bool | None = None
 
     def render(
         self,
@@ -64,6 +74,8 @@ class ChatTemplate:
         """
         variables = _template_kwargs(template_kwargs)
         chat = plain_messages(messages)
+        if any("tool_calls" in message for message in chat) and self._wants_text():
+            arguments_as_text(chat)
         variables |= {**self._special_tokens, "tools": plain_tools(tools), "add_generation_prompt": add_generation_prompt, "messages": chat}
         variables.setdefault("documents", None)
         if not continue_final_message:
@@ -76,6 +88,23 @@ class ChatTemplate:
         mark = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(12)) + " "
         chat[-1]["content"] += mark
         return _cut(self._render(variables, chat), mark)
+
+    def _wants_text(self) -> bool:
+        """Whether the template prints the arguments of a call as a text that it is given (DeepSeek's), and not an object (nearly all others)."""
+        if self._text_arguments is None:
+            try:
+                self._text_arguments = PYTHON_FORM in self._render_probe(as_text=False)
+            except TemplateError:
+                with suppress(TemplateError):
+                    self._render_probe(as_text=True)
+                    self._text_arguments = True
+        return bool(self._text_arguments)
+
+    def _render_probe(self, *, as_text: bool) -> str:
+        chat = plain_messages(PROBE)
+        if as_text:
+            arguments_as_text(chat)
+        return self._render({**self._special_tokens, "messages": chat, "tools": None, "add_generation_prompt": True, "documents": None}, chat)
 
     def _compile(self) -> Template:
         if self._template is None:
@@ -108,6 +137,13 @@ class ChatTemplate:
         except Exception as e:  # a template may provoke any error of Python's
             raise _explain(e, chat) from None
         return "".join(chunks)
+
+
+def arguments_as_text(chat: list[dict[str, Any]]) -> None:
+    """Write the arguments of every call as JSON text, in place."""
+    for message in chat:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 def _template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:

@@ -19,13 +19,16 @@ class Detokenizer:
 
     Bytes of an unfinished character are held back; bytes that no character can begin with become U+FFFD at once. ``prompt_ids`` decides
     the first space (a SentencePiece reply keeps it unless nothing precedes it) and completes a character that the prompt broke off in.
+    ``keep``: special tokens that are not skipped, because a reader of the text looks for them.
     """
 
     __slots__ = ("_decode", "_skip", "_strip", "_table")
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()
+    ) -> None:
         self._table = tokenizer.bytes_table
-        self._skip: frozenset[int] = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skip: frozenset[int] = tokenizer.special_token_ids - keep if skip_special_tokens else frozenset()
         self._decode = _Decoder("replace").decode
         tail = self._tail(prompt_ids)
         self._decode(tail)

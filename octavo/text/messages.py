@@ -90,10 +90,14 @@ def _parse_arguments(calls: Any, where: str) -> None:
         raise InvalidParameter(f"{where} must be a list, got {type(calls).__name__}", param=where)
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-            continue
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            name = f"{where}[{i}].function"
+            raise InvalidParameter(f"{name} must be an object with a name", param=name)
         name = f"{where}[{i}].function.arguments"
-        try:
-            function["arguments"] = plain(json.loads(function["arguments"] or "{}"), name)
-        except (ValueError, RecursionError):
-            raise InvalidParameter(f"{name} is not JSON", param=name) from None
+        if isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = plain(json.loads(function["arguments"] or "{}"), name)
+            except (ValueError, RecursionError):
+                raise InvalidParameter(f"{name} is not JSON", param=name) from None
+        if not isinstance(function.setdefault("arguments", {}), dict):
+            raise InvalidParameter(f"{name} must be a JSON object", param=name)

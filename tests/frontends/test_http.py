@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from octavo.service.model_text import ModelText
 
 HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
@@ -96,7 +97,17 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, chat(seed=2**70), 400, "seed", "seed"),
     (CHAT, chat(stream_options={"include_usage": True}), 400, "stream_options", "stream: true"),
     (CHAT, chat(stream=True, stream_options={"usage": True}), 400, "stream_options", "unknown field `usage`"),
-    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", "tools is not supported"),
+    (CHAT, chat(tools=[{"type": "function"}]), 400, "tools[0].function", "must be an object, got NoneType"),
+    (CHAT, chat(tools=[TOOL]), 400, "tools", "the chat template shows none that is known"),
+    (CHAT, chat(tools="x"), 400, "tools", "Expected `array"),
+    (CHAT, chat(tools=[TOOL], tool_choice=3), 400, "tool_choice", "Expected"),
+    (CHAT, chat(tool_choice="required"), 400, "tool_choice", "'required' needs tools"),
+    (CHAT, chat(parallel_tool_calls="no"), 400, "parallel_tool_calls", "Expected"),
+    (CHAT, chat(messages=[{"role": "tool", "content": "x", "tool_call_id": 3}]), 400, "messages[0].tool_call_id", "must be a string"),
+    (CHAT, chat(messages=[{"role": "tool", "tool_call_id": "x"}]), 400, "messages[0].content", "is missing"),
+    (CHAT, chat(messages=[{"role": "assistant", "tool_calls": [{}]}]), 400, "messages[0].tool_calls[0].function", "an object with a name"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x", "reasoning": "y"}]), 400, "messages[0].reasoning", "not supported"),
+    (COMPLETIONS, complete(tools=[TOOL]), 400, "tools", "tools is not supported"),
     (CHAT, chat(response_format={"type": "xml"}), 400, "response_format.type", "must be one of text, json_object, json_schema"),
     (CHAT, chat(response_format={"type": "json_object", "schema": {}}), 400, "response_format.schema", "schema is not known"),
     (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format.json_schema", "with a schema"),

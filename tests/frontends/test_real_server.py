@@ -28,10 +28,10 @@ QUESTION: Any = [{"role": "user", "content": "Tell me about the sea."}]
 
 
 class RealServer:
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, context: int = 512) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        options = ["--port", str(self.port), "--max-model-len", "512", "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "m"]
+        options = ["--port", str(self.port), "--max-model-len", str(context), "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "m"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "octavo", "serve", str(model), *options],
             cwd=Path(octavo.__file__).parent.parent, stderr=subprocess.PIPE, text=True, start_new_session=True,

@@ -35,15 +35,23 @@ class TextCheckpoint:
         self.chat_template = CHATML
 
 
-def make_text(folder: Path, **defaults: Any) -> ModelText:
+TOOL_CHATML = (
+    "{% if tools %}<|im_start|>system\nCall in <tool_call></tool_call>: {{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if thinking %}<think>\n{% else %}{# <think> and </think> are the model's own #}{% endif %}{% endif %}"
+)
+
+
+def make_text(folder: Path, specials: tuple[str, ...] = (), template: str = CHATML, **defaults: Any) -> ModelText:
     """Byte-level BPE with a few merges: every byte is a token, so random ids give broken and whole characters alike."""
     from tokenizers import ByteLevelBPETokenizer
 
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(CORPUS, vocab_size=330, show_progress=False)
-    trained.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    trained.add_special_tokens(["<|im_start|>", "<|im_end|>", *specials])
     path = folder / "tokenizer.json"
     path.write_text(trained.to_str())
     assert json.loads(path.read_text())["model"]["type"] == "BPE"
     tokenizer = load_tokenizer(TextCheckpoint(path))  # type: ignore[arg-type]
-    return ModelText(tokenizer, ChatTemplate(CHATML, tokenizer), tuple(tokenizer.eos_token_ids), defaults)
+    return ModelText(tokenizer, ChatTemplate(template, tokenizer), tuple(tokenizer.eos_token_ids), defaults)

@@ -152,6 +152,10 @@ def test_failures_name_line_and_message() -> None:
         template("x" * 70_000).render(CHATS["user"])
 
 
+def called(function: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "a", "tool_calls": [{"function": function}]}]
+
+
 @pytest.mark.parametrize(
     ("messages", "param", "message"),
     [
@@ -166,7 +170,9 @@ def test_failures_name_line_and_message() -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", "must be a string"),
         ([{"role": "user", "content": "x", "extra": object()}], "messages[0].extra", "holds a object"),
         ([{"role": "a", "tool_calls": {}}], "messages[0].tool_calls", "must be a list"),
-        ([{"role": "a", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0].function.arguments", "is not JSON"),
+        (called({"name": "f", "arguments": "{"}), "messages[0].tool_calls[0].function.arguments", "is not JSON"),
+        (called({"name": "f", "arguments": "[]"}), "messages[0].tool_calls[0].function.arguments", "must be a JSON object"),
+        (called({"arguments": "{}"}), "messages[0].tool_calls[0].function", "an object with a name"),
     ],
 )
 def test_malformed_messages(messages: Any, param: str, message: str) -> None:
@@ -215,3 +221,20 @@ def test_one_template_serves_many_threads() -> None:
 def test_long_conversations_fit_the_limits() -> None:
     messages = [{"role": "user" if i % 2 == 0 else "assistant", "content": "some words " * 100} for i in range(1001)]
     assert template(TOOLS).render(messages) == oracle(TOOLS, messages, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        ("{{ c.function.arguments | tojson }}", '{"a": "é"}'),
+        ("{{ '<' + c.function.arguments + '>' }}", '<{"a": "é"}>'),
+        ("{{ c.function.arguments }}", '{"a": "é"}'),
+        ("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}", "a=é"),
+        ("{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}", '{"a": "é"}'),
+    ],
+)
+def test_arguments_reach_each_template_in_the_form_it_prints(source: str, printed: str) -> None:
+    chat = template("{% for m in messages %}{% for c in m.tool_calls or [] %}" + source + "{% endfor %}{% endfor %}")
+    for arguments in ('{"a": "é"}', {"a": "é"}):
+        messages = [{"role": "user", "content": "x"}, *called({"name": "f", "arguments": arguments})]
+        assert chat.render(messages) == printed

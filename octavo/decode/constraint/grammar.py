@@ -75,9 +75,10 @@ class Vocabulary:
             raise TypeError("text is needed")  # it probes with bytes
         return self._tokenizer.encode(text, add_special_tokens=False, parse_special=False)
 
-    def is_special(self, text: str) -> bool:
+    def special_id(self, text: str) -> int | None:
+        """The control token that ``text`` is, or None."""
         token_id = self._tokenizer.token_to_id(text)
-        return token_id is not None and token_id in self._tokenizer.special_token_ids
+        return token_id if token_id in self._tokenizer.special_token_ids else None
 
 
 def read_vocabulary(checkpoint: Checkpoint, vocab_size: int) -> Vocabulary:
@@ -271,7 +272,7 @@ class GrammarCompiler:
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         vocabulary = self._vocab()
-        text = to_grammar(params, vocabulary.is_special)
+        text = to_grammar(params, vocabulary.special_id)
         matcher, problem = _try(vocabulary, text)
         if matcher is None:
             where = f" at {_locate(vocabulary, params)}" if params.kind == "json" else ""

@@ -46,6 +46,9 @@ Backend = Annotated[str, typer.Option(help="auto, cpu or reference.", rich_help_
 Weights = Annotated[
     str, typer.Option(help="auto computes with quantized weights as stored, in int8; dense widens them to float32 first.", rich_help_panel=MACHINE)
 ]
+ToolParser = Annotated[str, typer.Option(help="How the model writes tool calls; auto: as its template shows; none: off.", rich_help_panel=MEMORY)]
+ReasoningParser = Annotated[str, typer.Option(help="How the model marks its thoughts; auto, none, or a name.", rich_help_panel=MEMORY)]
+AutoTools = Annotated[bool, typer.Option(help="Let the model decide whether to call tools when a request does not say.", rich_help_panel=SERVER)]
 TemplateFile = Annotated[Path | None, typer.Option("--chat-template", help="File with a Jinja template to use instead.", rich_help_panel=MEMORY)]
 
 
@@ -83,6 +86,9 @@ def serve(
     enable_prefix_caching: Annotated[bool, typer.Option(help="Share the KV blocks of equal prefixes.", rich_help_panel=MEMORY)] = True,
     kv_cache: Annotated[str, typer.Option(help='Cache to use, or "module:Class".', rich_help_panel=MEMORY)] = "paged",
     chat_template: TemplateFile = None,
+    tool_call_parser: ToolParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
+    enable_auto_tool_choice: AutoTools = True,
     trust_request_chat_template: Annotated[
         bool, typer.Option("--trust-request-chat-template", help="Let requests bring a template.", rich_help_panel=SERVER)
     ] = False,
@@ -112,17 +118,18 @@ def serve(
 
     config = engine_config({
         "model": model, "max_model_len": max_model_len, "kv_cache_memory_bytes": kv_cache_memory_bytes, "kv_cache_dtype": kv_cache_dtype,
-        "block_size": block_size,
-        "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
+        "block_size": block_size, "enable_prefix_caching": enable_prefix_caching, "kv_cache": kv_cache, "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens, "scheduling_policy": scheduling_policy, "scheduler": scheduler, "threads": threads,
         "backend": backend, "weights": weights, "enforce_eager": enforce_eager, "chat_template": _template(chat_template),
+        "tool_call_parser": tool_call_parser, "reasoning_parser": reasoning_parser,
     })  # fmt: skip
     run_server(
         config,
         ServeOptions(
             host=host, port=port, names=tuple(served_model_name or ()), api_keys=tuple(api_key or ()), insecure=insecure,
-            trust_request_chat_template=trust_request_chat_template, max_queued=max_queued, seed=seed, metrics_prefix=metrics_prefix,
-            root_path=root_path, drain_timeout=drain_timeout, load_timeout=load_timeout, log_level=uvicorn_log_level, log_stats=log_stats,
+            trust_request_chat_template=trust_request_chat_template, auto_tool_choice=enable_auto_tool_choice, max_queued=max_queued, seed=seed,
+            metrics_prefix=metrics_prefix, root_path=root_path, drain_timeout=drain_timeout, load_timeout=load_timeout,
+            log_level=uvicorn_log_level, log_stats=log_stats,
         ),
         context.obj,
     )  # fmt: skip

@@ -34,6 +34,7 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     insecure: bool = False
     trust_request_chat_template: bool = False
+    auto_tool_choice: bool = True
     max_queued: int = 1024
     seed: int | None = None
     metrics_prefix: str = "octavo"

@@ -85,6 +85,7 @@ def serve_http(engine: EngineProcess, listener: socket.socket, names: Sequence[s
         names,
         api_keys=options.api_keys,
         trust_request_chat_template=options.trust_request_chat_template,
+        auto_tool_choice=options.auto_tool_choice,
         root_path=options.root_path,
     )
     config = uvicorn.Config(

@@ -26,6 +26,7 @@ def create_app(
     *,
     api_keys: Sequence[str] = (),
     trust_request_chat_template: bool = False,
+    auto_tool_choice: bool = True,
     root_path: str = "",
 ) -> FastAPI:
     """An application that answers to the model ``names``. It neither starts nor closes the service: requests wait while it loads.
@@ -35,7 +36,7 @@ def create_app(
     app = FastAPI(
         title="Octavo", version=octavo.__version__, summary="OpenAI-compatible API of the Octavo engine", root_path=root_path, redirect_slashes=False
     )
-    app.state.served = ServedModel(service, tuple(names), trust_request_chat_template, int(time.time()))
+    app.state.served = ServedModel(service, tuple(names), trust_request_chat_template, auto_tool_choice, int(time.time()))
     app.include_router(router)
     app.add_middleware(Authentication, keys=list(api_keys))
     errors.install(app)

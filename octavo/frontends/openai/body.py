@@ -70,7 +70,9 @@ SAMPLING_FIELDS = (
     "stop_token_ids", "bad_words", "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "skip_special_tokens",
     "include_stop_str_in_output", "prompt_logprobs", "max_tokens",
 )  # fmt: skip
+# Fields of a message, beyond those of all messages, by its role.
 MESSAGE_FIELDS = ("role", "content", "name")
+ROLE_FIELDS = {"assistant": ("tool_calls", "reasoning", "reasoning_content"), "tool": ("tool_call_id",)}
 
 
 async def read_body(request: Request) -> bytes:
@@ -177,12 +179,21 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, once nothing in them would be ignored; the template's side checks the rest. Raises InvalidParameter with the place."""
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
+        known = message_fields(message)
         for name, value in message.items():
-            if name not in MESSAGE_FIELDS and value not in (None, [], ""):
+            if name not in known and value not in (None, [], ""):
                 raise InvalidParameter(f"{where}.{name[:80]} is not supported here", param=f"{where}.{name[:80]}")
         if message.get("content") is None and message.get("role") != "assistant":
             raise InvalidParameter(f"{where}.content is missing", param=f"{where}.content")
-    return [{name: m[name] for name in MESSAGE_FIELDS if m.get(name) is not None} for m in messages]
+        if not isinstance(message.get("tool_call_id", ""), (str, type(None))):
+            raise InvalidParameter(f"{where}.tool_call_id must be a string", param=f"{where}.tool_call_id")
+    return [{name: m[name] for name in message_fields(m) if m.get(name) not in (None, [])} for m in messages]
+
+
+def message_fields(message: dict[str, Any]) -> tuple[str, ...]:
+    """What a message of this role may hold, in the order in which templates see it."""
+    role = message.get("role")
+    return (*MESSAGE_FIELDS, *(ROLE_FIELDS.get(role, ()) if isinstance(role, str) else ()))
 
 
 def prompts(value: Any) -> list[str | list[int]]:

@@ -52,6 +52,7 @@ class ServedModel:
     service: Service
     names: tuple[str, ...]
     trust_request_chat_template: bool = False
+    auto_tool_choice: bool = True
     created: int = 0
 
     def name(self, asked: str | None) -> str:
@@ -91,6 +92,8 @@ async def chat_completions(request: Request) -> Response:
     if body.chat_template is not None and not served.trust_request_chat_template:
         message = "a chat_template in a request needs a server that was started with --trust-request-chat-template"
         raise InvalidParameter(message, param="chat_template")
+    if body.tools and body.tool_choice in (None, "auto") and not served.auto_tool_choice:
+        raise InvalidParameter('tool_choice "auto" is off: the server was started with --no-enable-auto-tool-choice', param="tool_choice")
     base = _base(request, body, "chatcmpl")
     ask = replace(
         base,
@@ -100,13 +103,16 @@ async def chat_completions(request: Request) -> Response:
         chat_template_kwargs=body.chat_template_kwargs or {},
         add_generation_prompt=not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        tools=body.tools,
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     _check_stream_options(body)
 
     async def answer() -> Response:
         generations = await served.service.generate_all([ask])
         shape = _shape(body, base.request_id, model, body.top_logprobs or 0 if body.logprobs else None)
-        streams = [ChatStream(shape, generations[0].prompt_token_ids)]
+        streams = [ChatStream(shape, generations[0].prompt_token_ids, body.include_reasoning)]
         return await _reply(base.request_id, body, generations, streams, ChatFold())
 
     return await unless_disconnected(request, answer())

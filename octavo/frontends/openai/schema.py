@@ -63,6 +63,10 @@ class ChatRequest(GenerateFields, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool = True
 
 
 class CompletionRequest(GenerateFields, kw_only=True):
@@ -80,11 +84,16 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class UsageBody(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class PromptLogprob(Struct):
@@ -111,9 +120,25 @@ class ChatLogprobs(Struct):
     refusal: None = None
 
 
+class FunctionDelta(Struct):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCallChunk(Struct, kw_only=True):
+    """A step of a streamed call: id, type and name come first, then pieces of the arguments."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, kw_only=True):
@@ -144,10 +169,25 @@ class ChatChunk(Head, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class Function(Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    type: str
+    function: Function
+
+
 class ChatMessage(Struct):
+    """``content`` is null where a reply holds tool calls alone."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):

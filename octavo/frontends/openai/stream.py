@@ -19,10 +19,15 @@ from octavo.frontends.openai.schema import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
+    Function,
+    FunctionDelta,
     PromptLogprob,
     PromptLogprobs,
     PromptTokensDetails,
     TokenLogprob,
+    ToolCall,
+    ToolCallChunk,
     TopLogprob,
     UsageBody,
 )
@@ -30,7 +35,7 @@ from octavo.frontends.openai.schema import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from octavo.service.types import Logprob, TextDelta, Usage
+    from octavo.service.types import Logprob, TextDelta, ToolCallDelta, Usage
 
 FLOOR = -9999.0  # JSON has no minus infinity
 DONE = b"data: [DONE]\n\n"
@@ -63,7 +68,11 @@ class Shape:
 def usage_body(usages: Sequence[Usage]) -> UsageBody:
     """The sum over the prompts of one HTTP request."""
     prompt, completion = sum(u.prompt_tokens for u in usages), sum(u.completion_tokens for u in usages)
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(sum(u.cached_tokens for u in usages)))
+    body = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(sum(u.cached_tokens for u in usages)))
+    thoughts = [u.reasoning_tokens for u in usages if u.reasoning_tokens is not None]
+    if thoughts:
+        body.completion_tokens_details = CompletionTokensDetails(sum(thoughts))
+    return body
 
 
 def prompt_logprobs(values: list[dict[int, Logprob] | None], k: int) -> PromptLogprobs:
@@ -94,12 +103,19 @@ def chat_logprobs(logprobs: list[dict[int, Logprob]], shape: Shape) -> ChatLogpr
     return ChatLogprobs(content)
 
 
-class ChatStream:
-    """Chunks of one chat reply: first the role of each choice, then its deltas."""
+def tool_call_chunk(call: ToolCallDelta) -> ToolCallChunk:
+    if call.name is None:
+        return ToolCallChunk(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    return ToolCallChunk(index=call.index, id=call.id or "", type="function", function=FunctionDelta(call.name, call.arguments))
 
-    def __init__(self, shape: Shape, prompt_token_ids: list[int]) -> None:
-        self._shape, self._prompt_token_ids = shape, prompt_token_ids
+
+class ChatStream:
+    """Chunks of one chat reply: first the role of each choice, then its deltas: thoughts, content, and each step of a tool call by itself."""
+
+    def __init__(self, shape: Shape, prompt_token_ids: list[int], include_reasoning: bool = True) -> None:
+        self._shape, self._prompt_token_ids, self._include_reasoning = shape, prompt_token_ids, include_reasoning
         self._begun: set[int] = set()
+        self._called: set[int] = set()  # choices with a tool call
 
     def chunks(self, delta: TextDelta) -> list[ChatChunk]:
         shape = self._shape
@@ -113,16 +129,33 @@ class ChatStream:
                     first.prompt_logprobs = prompt_logprobs(delta.prompt_logprobs, shape.prompt_logprobs)
             self._begun.add(delta.index)
             made.append(first)
-        choice = ChatChunkChoice(
-            index=delta.index,
-            delta=ChatDelta(content=delta.text) if delta.text or delta.finish_reason is None else ChatDelta(),
-            logprobs=chat_logprobs(delta.logprobs, shape) if delta.logprobs else None,
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-        )
+        steps = self._deltas(delta)
+        if not steps and delta.finish_reason is None and not delta.logprobs and not shape.return_token_ids:
+            return made
+        choices = [ChatChunkChoice(index=delta.index, delta=d) for d in steps or [ChatDelta()]]
+        last = choices[-1]  # what belongs to the whole step goes with its last chunk
+        last.logprobs = chat_logprobs(delta.logprobs, shape) if delta.logprobs else None
+        last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
+        if delta.finish_reason == "stop" and delta.index in self._called:
+            last.finish_reason = "tool_calls"
         if shape.return_token_ids:
-            choice.token_ids = delta.token_ids
-        made.append(self._chunk(choice))
+            last.token_ids = delta.token_ids
+        made += [self._chunk(choice) for choice in choices]
+        return made
+
+    def _deltas(self, delta: TextDelta) -> list[ChatDelta]:
+        """What there is to tell; nothing while a marker or a name is incomplete."""
+        parts = delta.parts
+        if parts is None:
+            return [ChatDelta(content=delta.text) if delta.text or delta.finish_reason is None else ChatDelta()]
+        made: list[ChatDelta] = []
+        if parts.reasoning and self._include_reasoning:
+            made.append(ChatDelta(reasoning=parts.reasoning))
+        if parts.content:
+            made.append(ChatDelta(content=parts.content))
+        if parts.tool_calls:
+            self._called.add(delta.index)
+            made += [ChatDelta(tool_calls=[tool_call_chunk(call)]) for call in parts.tool_calls]
         return made
 
     def usage_chunk(self, usage: UsageBody) -> ChatChunk:
@@ -145,6 +178,8 @@ class ChatFold:
         self._head: ChatChunk | None = None
         self._choices: dict[int, ChatChoice] = {}
         self._texts: dict[int, list[str]] = {}
+        self._thoughts: dict[int, list[str]] = {}
+        self._arguments: dict[int, list[str]] = {}  # by the identity of the call
 
     def add(self, chunk: ChatChunk) -> None:
         self._head = self._head or chunk
@@ -156,6 +191,10 @@ class ChatFold:
                 self._texts[part.index] = []
             if isinstance(part.delta.content, str):
                 self._texts[part.index].append(part.delta.content)
+            if isinstance(part.delta.reasoning, str):
+                self._thoughts.setdefault(part.index, []).append(part.delta.reasoning)
+            if isinstance(part.delta.tool_calls, list):
+                self._add_calls(choice.message, part.delta.tool_calls)
             if part.logprobs is not None:
                 choice.logprobs = ChatLogprobs([*(choice.logprobs.content if choice.logprobs else ()), *part.logprobs.content])
             if isinstance(part.token_ids, list):
@@ -163,11 +202,23 @@ class ChatFold:
             choice.finish_reason = part.finish_reason or choice.finish_reason
             choice.stop_reason = part.stop_reason if part.stop_reason is not None else choice.stop_reason
 
+    def _add_calls(self, message: ChatMessage, steps: list[ToolCallChunk]) -> None:
+        calls = message.tool_calls = message.tool_calls if isinstance(message.tool_calls, list) else []
+        for step in steps:
+            if step.index == len(calls):
+                calls.append(ToolCall(step.id or "", step.type or "", Function(step.function.name or "", "")))
+            self._arguments.setdefault(id(calls[step.index]), []).append(step.function.arguments)
+
     def result(self, usage: UsageBody) -> ChatCompletion:
         head = self._head
         assert head is not None
         for index, choice in self._choices.items():
-            choice.message.content = "".join(self._texts[index])
+            message, calls = choice.message, choice.message.tool_calls or []
+            message.content = "".join(self._texts[index]) or (None if calls else "")
+            if index in self._thoughts:
+                message.reasoning = "".join(self._thoughts[index])
+            for call in calls:
+                call.function.arguments = "".join(self._arguments[id(call)])
         return ChatCompletion(
             id=head.id,
             object="chat.completion",
