@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from octavo.text.tokenizer import Tokenizer
 
 
+CLOSING = (")]\n;'", "_", "0123456789")  # brackets and statements, then names, then the shortest expression
+
+
 class Grammars:
     """A compiler over a real vocabulary."""
 
@@ -63,7 +66,8 @@ class Grammars:
             if np.isin(self.vocabulary.eos_token_ids, allowed).any() and rng.random() < 0.3 + 0.7 * (len(allowed) < 3):
                 return self.tokenizer.decode(taken, skip_special_tokens=False)
             if len(taken) > 12:  # what is open is closed when it can be
-                closing = [t for t in allowed.tolist() if self.tokenizer.token_text(t)[:1] in (")", "]", "\n", ";")]
+                first = {t: self.tokenizer.token_text(t)[:1] for t in allowed.tolist()}
+                closing = next((ids for some in CLOSING if (ids := [t for t, char in first.items() if char and char in some])), None)
                 allowed = np.array(closing) if closing else allowed
             token = int(allowed[rng.randrange(len(allowed))])
             if token in self.vocabulary.eos_token_ids:

@@ -121,8 +121,8 @@ def test_wrong_forms_fail_alone(llm: LLM) -> None:
 
 def test_same_bytes_alone_together_and_preempted(folder: Path, llm: LLM) -> None:
     """Promise 1, with forced tokens verified as drafts on the way: neither the batch nor a preemption changes a token."""
-    asks = [params(seed, json=PERSON, disable_any_whitespace=seed % 2 == 0, max_tokens=200) for seed in range(7)]
-    prompts = [f"person {i % 3}" for i in range(7)]
+    asks = [params(seed, json=PERSON, disable_any_whitespace=seed % 2 == 0, max_tokens=200) for seed in range(12)]
+    prompts = [f"person {i % 3}" for i in range(12)]
     alone = [llm.generate(p, a, use_tqdm=False)[0].outputs[0] for p, a in zip(prompts, asks, strict=True)]
     together = [o.outputs[0] for o in llm.generate(prompts, asks, use_tqdm=False)]
     assert [o.token_ids for o in together] == [o.token_ids for o in alone]
