@@ -7,6 +7,7 @@ row depends on that row alone, never on how many rows share the call nor on the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -175,6 +176,10 @@ class Backend(Protocol):
         """Rotate pairs within the first ``rot`` components: halves (i, i + rot/2) in NeoX's style, neighbours (2i, 2i + 1) if ``interleaved``
         (GPT-J's). q [T, H, D], k [T, G, D], positions int64 [T], table float32 [max positions, rot]: cosines then sines, rot/2 each.
         May work in place and returns what to use."""
+        ...
+
+    def add(self, x: Tensor, other: Tensor | None = None, *, scale: float = 1.0, limit: float = math.inf) -> Tensor:
+        """x [T, K] * scale (+ other [T, K]), bounded to -limit .. limit; each step rounds. A new tensor."""
         ...
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:

@@ -6,6 +6,7 @@ A call checks what it is given, allocates its result and passes addresses; the a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -149,6 +150,19 @@ class CpuBackend(ReferenceBackend):
             tokens, heads, k.shape[1], width, table.shape[1], interleaved,
         )  # fmt: skip
         return q, k
+
+    def add(self, x: Tensor, other: Tensor | None = None, *, scale: float = 1.0, limit: float = math.inf) -> Tensor:
+        tokens, width = x.shape
+        x = matrix(x, width, "a term of a sum")
+        if other is not None and other.shape != x.shape:
+            raise OctavoError(f"a sum of {list(x.shape)} and {list(other.shape)}")
+        other = None if other is None else matrix(other, width, "a term of a sum")
+        y = empty(tokens, width)
+        self.native.add(
+            x.data_ptr(), 0 if other is None else other.data_ptr(), y.data_ptr(), scale, limit, x.stride(0),
+            0 if other is None else other.stride(0), tokens, width,
+        )  # fmt: skip
+        return y
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:
         if x.shape[1] % 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def _biased(module: Any, y: Tensor, bias: Tensor) -> Tensor:
     """``y`` [T, N] contiguous, with ``bias`` added in place. Raises OctavoError unless that is contiguous float32 [N]."""
     if bias.dtype is not torch.float32 or bias.shape != y.shape[1:] or not bias.is_contiguous():
         raise OctavoError(f"a bias must be contiguous float32 [{y.shape[1]}], got {bias.dtype} {list(bias.shape)}")
-    module.add_bias(y.data_ptr(), bias.data_ptr(), y.shape[0], y.shape[1])
+    tokens, width = y.shape
+    module.add(y.data_ptr(), bias.data_ptr(), y.data_ptr(), 1.0, math.inf, width, 0, tokens, width)
     return y
 
 

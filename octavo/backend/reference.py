@@ -6,6 +6,7 @@ the result for a token depends on that token's own values alone.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -136,6 +137,10 @@ class ReferenceBackend:
         cos, sin = table[positions].unsqueeze(1).chunk(2, dim=-1)
         rotate = _rotate_neighbours if interleaved else _rotate
         return rotate(q, cos, sin), rotate(k, cos, sin)
+
+    def add(self, x: Tensor, other: Tensor | None = None, *, scale: float = 1.0, limit: float = math.inf) -> Tensor:
+        out = x * scale
+        return (out if other is None else out.add_(other)).clamp_(-limit, limit)
 
     def act_mul(self, x: Tensor, kind: str) -> Tensor:
         function, out = _activation(kind), torch.empty(x.shape[0], x.shape[1] // 2)

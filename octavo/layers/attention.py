@@ -94,7 +94,7 @@ class Attention:
         """x float32 [T, hidden] -> [T, hidden]."""
         projected = self.qkv_proj(x)
         if self.clip is not None:
-            projected = projected.clamp_(-self.clip, self.clip)
+            projected = self.backend.add(projected, limit=self.clip)
         q, k, v = torch.split(projected.view(x.shape[0], -1, self.spec.head_dim), self.heads, dim=1)
         q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
         if self.rope is not None:

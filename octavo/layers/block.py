@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo.backend.base import Backend
     from octavo.layers.attention import Attention
     from octavo.layers.norm import RMSNorm
     from octavo.layers.step import Step
@@ -40,15 +41,16 @@ class Block:
         self.before_mlp, self.after_mlp = before_mlp, after_mlp
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        x, residual = add_norm(self.before_attention, x, residual)
+        backend = self.attention.backend
+        x, residual = add_norm(backend, self.before_attention, x, residual)
         x = self._leave(self.after_attention, self.attention(x, step))
-        x, residual = add_norm(self.before_mlp, x, residual)
+        x, residual = add_norm(backend, self.before_mlp, x, residual)
         return self._leave(self.after_mlp, self.mlp(x)), residual
 
     def _leave(self, norm: RMSNorm | None, x: Tensor) -> Tensor:
         if norm is not None:
             x, _ = norm(x)
-        return x if self.multiplier == 1.0 else x * self.multiplier
+        return x if self.multiplier == 1.0 else self.attention.backend.add(x, scale=self.multiplier)
 
 
 class ParallelBlock:
@@ -60,7 +62,7 @@ class ParallelBlock:
     def __call__(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         x, residual = self.norm(x, residual)
         other = x if self.mlp_norm is None else self.mlp_norm(residual)[0]
-        return self.attention(x, step) + self.mlp(other), residual
+        return self.attention.backend.add(self.attention(x, step), self.mlp(other)), residual
 
 
 class PostNormBlock:
@@ -70,15 +72,15 @@ class PostNormBlock:
         self.attention, self.mlp, self.attention_norm, self.mlp_norm = attention, mlp, attention_norm, mlp_norm
 
     def __call__(self, x: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, None]:
-        x, _ = add_norm(None, x, residual)
+        x, _ = add_norm(self.attention.backend, None, x, residual)
         x, _ = self.attention_norm(self.attention(x, step), x)
         x, _ = self.mlp_norm(self.mlp(x), x)
         return x, None
 
 
-def add_norm(norm: RMSNorm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add_norm(backend: Backend, norm: RMSNorm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """(norm of x + residual, that sum); without a norm, the sum twice."""
     if norm is not None:
         return norm(x, residual)
-    total = x if residual is None else x + residual
+    total = x if residual is None else backend.add(x, residual)
     return total, total

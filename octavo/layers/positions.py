@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from octavo.weights.loader import Part
+from octavo.weights.loader import Part, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,9 +21,9 @@ class LearnedPositions:
 
     def __init__(self, scope: Scope, stored: int, hidden_size: int, *, offset: int = 0) -> None:
         self.backend = scope.backend
-        self.offset = offset
-        scope.loader.matrix([Part(scope.tensor("weight"), stored)], hidden_size, partial(setattr, self, "weight"), scheme=scope.scheme)
+        table = Part(scope.tensor("weight"), stored - offset, Rows(stored, stored, offset, stored - offset))
+        scope.loader.matrix([table], hidden_size, partial(setattr, self, "weight"), scheme=scope.scheme)
 
     def __call__(self, positions: Tensor) -> Tensor:
         """positions int64 [T] -> float32 [T, hidden]."""
-        return self.backend.embed(positions + self.offset if self.offset else positions, self.weight)
+        return self.backend.embed(positions, self.weight)

@@ -58,6 +58,7 @@ class Decoder:
         softcap: float | None = None,
         unit_rows: bool = False,
     ) -> None:
+        self.backend = scope.backend
         body, width = scope.optional(names.body), embed_width or sizes.hidden
         self.embed_tokens = Embedding(body / names.embed, sizes.vocab, width, scale=embed_scale)
         self.project_in = self.project_out = None
@@ -80,12 +81,12 @@ class Decoder:
         if self.project_in is not None:
             x = self.project_in(x)
         if self.positions is not None:
-            x = x + self.positions(step.positions)
+            x = self.backend.add(x, self.positions(step.positions))
         if self.embed_norm is not None:
             x, _ = self.embed_norm(x)
         for layer in self.layers:
             x, residual = layer(x, residual, step)
-        x = add_norm(self.norm, x, residual)[0]
+        x = add_norm(self.backend, self.norm, x, residual)[0]
         return x if self.project_out is None else self.project_out(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -221,3 +221,18 @@ def test_memory_and_description(backend: Backend) -> None:
     assert 0 < info.available <= info.total
     assert backend.name in BACKENDS and backend.device.type == "cpu"
     assert all(hasattr(backend, operation) for operation in backend.fallbacks)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 600])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"limit": 0.7}, {"scale": -2.0, "limit": 1.1}])
+@pytest.mark.parametrize("two", [True, False])
+def test_add(name: str, width: int, options: dict[str, float], two: bool) -> None:
+    """Each step rounded to float32, as numpy does it; strided rows; any number of them."""
+    backend = make_backend(name)
+    x, other = random_tensor(1, 40, width + 5)[:, 3 : width + 3], random_tensor(2, 40, width)
+    x[3, 0] = float("nan")
+    expected = x.numpy() * np.float32(options.get("scale", 1.0)) + (other.numpy() if two else 0)
+    expected = np.clip(expected, *(np.float32(sign * options.get("limit", np.inf)) for sign in (-1, 1)))
+    found = backend.add(x, other if two else None, **options)
+    assert np.array_equal(found.numpy(), expected, equal_nan=True) and found.is_contiguous()
+    assert bits(backend.add(x[7:9], other[7:9] if two else None, **options)) == bits(found[7:9])

@@ -180,10 +180,13 @@ struct TakeArgs {
   int64_t x_stride, tokens, width;
 };
 
-// y[t, n] += bias[n]; y contiguous.
-struct BiasArgs {
+// y[t, n] = x[t, n] * scale, plus other[t, n], then bounded to -limit .. limit; each step rounds. y contiguous, and may be x.
+struct AddArgs {
+  const float* x;
+  const float* other;  // or null
   float* y;
-  const float* bias;
+  float scale, limit;
+  int64_t x_stride, other_stride;  // other_stride 0: the same for every token
   int64_t tokens, width;
 };
 
@@ -238,7 +241,7 @@ struct KernelSet {
   void (*rope)(const RopeArgs&);
   void (*act)(const ActArgs&);
   void (*take)(const TakeArgs&);
-  void (*add_bias)(const BiasArgs&);
+  void (*add)(const AddArgs&);
   void (*attention)(const AttentionArgs&);
   void (*sample)(const SampleArgs&);
 };

@@ -200,9 +200,9 @@ void take(uintptr_t x, uintptr_t columns, uintptr_t y, int64_t x_stride, int64_t
   submit("take", [args] { kernels().take(args); });
 }
 
-void add_bias(uintptr_t y, uintptr_t bias, int64_t tokens, int64_t width) {
-  const BiasArgs args{pointer<float>(y), pointer<const float>(bias), tokens, width};
-  submit("add_bias", [args] { kernels().add_bias(args); });
+void add(uintptr_t x, uintptr_t other, uintptr_t y, float scale, float limit, int64_t x_stride, int64_t other_stride, int64_t tokens, int64_t width) {
+  const AddArgs args{pointer<const float>(x), pointer<const float>(other), pointer<float>(y), scale, limit, x_stride, other_stride, tokens, width};
+  submit("add", [args] { kernels().add(args); });
 }
 
 void sample(uintptr_t logits, int64_t stride, int64_t rows, int64_t vocab, uintptr_t temperature, uintptr_t top_k, uintptr_t top_p, uintptr_t min_p,
@@ -282,7 +282,7 @@ NB_MODULE(_native, m) {
   m.def("rope", &rope, unlocked);
   m.def("act", &act, unlocked);
   m.def("take", &take, unlocked);
-  m.def("add_bias", &add_bias, unlocked);
+  m.def("add", &add, unlocked);
   m.def("attention", &attention, unlocked);
   m.def("sample", &sample, unlocked);
   m.def("copy_blocks", &copy_blocks, unlocked);

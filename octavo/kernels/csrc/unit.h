@@ -16,6 +16,6 @@
 
 #define OCTAVO_KERNEL_SET(variable, name)                                                            \
   namespace octavo {                                                                                 \
-  const KernelSet variable = {name, matmul, pack, gather, qmatmul, qpack, qgather, norm, rope, act, take, add_bias, attention, \
+  const KernelSet variable = {name, matmul, pack, gather, qmatmul, qpack, qgather, norm, rope, act, take, add, attention, \
                               sample};                                                                  \
   }

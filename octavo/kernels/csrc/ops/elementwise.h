@@ -157,10 +157,17 @@ inline void take(const TakeArgs& args) {
   });
 }
 
-inline void add_bias(const BiasArgs& args) {
+inline void add(const AddArgs& args) {
+  const bool bounded = args.limit < kInfinity;
+  const Vec scale = Vec::set(args.scale), most = Vec::set(args.limit), least = Vec::set(-args.limit);
   for_rows(args.tokens, args.width, [&](int64_t t) {
+    const float *x = args.x + t * args.x_stride, *other = args.other == nullptr ? nullptr : args.other + t * args.other_stride;
     float* y = args.y + t * args.width;
-    for_vectors(args.width, [&](int64_t i, int64_t n) { store_at(load_at(y + i, n) + load_at(args.bias + i, n), y + i, n); });
+    for_vectors(args.width, [&](int64_t i, int64_t n) {
+      Vec v = load_at(x + i, n) * scale;
+      if (other != nullptr) v = v + load_at(other + i, n);
+      store_at(bounded ? max(least, min(most, v)) : v, y + i, n);
+    });
   });
 }
 
