@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?= smollm2-135m-instruct
 SERVE_FLAGS ?=
+TEST_WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -38,7 +39,7 @@ lint: $(VENV)/.dev  ## ruff and mypy
 	$(BIN)/mypy
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" --durations=10
+	$(BIN)/python -m pytest -m "not slow" -n $(TEST_WORKERS) --durations=10
 
 test-slow: $(VENV)/.dev  ## tests that need minutes
 	$(BIN)/python -m pytest -m slow --durations=10

@@ -108,7 +108,6 @@ def _function_tags(begin: str, end: str) -> dict[str, Any]:
     return {"body": tags, "begin": begin, "end": end}
 
 
-
 TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     f.name: f
     for f in (
