@@ -69,6 +69,11 @@ class Arena:
 class _Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes which operations torch itself computes: a replay would not repeat them."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is ever compiled, and torch's compiler takes two seconds and 60 MB to import."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: set[str] = set()

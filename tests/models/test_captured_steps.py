@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,3 +119,17 @@ def test_a_capture_computes_with_the_numbers_of_its_inputs(backend: Backend) -> 
 
 def test_the_reference_backend_captures_nothing() -> None:
     assert make_backend("reference").capture(lambda: torch.zeros(1)) is None
+
+
+def test_capturing_imports_no_compiler() -> None:
+    """torch's would cost two seconds of every start."""
+    code = """
+import sys, torch
+from octavo.backend.base import BackendOptions
+from octavo.backend.cpu import CpuBackend
+backend, x, weight = CpuBackend(BackendOptions(threads=1)), torch.ones(2, 8), torch.ones(8)
+assert backend.capture(lambda: backend.norm(x, weight, 1e-6)[0]) is not None
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
