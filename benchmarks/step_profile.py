@@ -68,11 +68,11 @@ def attention(_: Any, q: Any, k: Any, v: Any, kv: Any, plan: Any, spec: Any) -> 
     )
 
 
-def norm(_: Any, x: Any, weight: Any, eps: float, residual: Any = None) -> tuple[str, Cost]:
+def norm(_: Any, x: Any, weight: Any, eps: float, residual: Any = None, **__: Any) -> tuple[str, Cost]:
     return "norm", costs.norm(x.numel() // len(weight), len(weight), residual=residual is not None)
 
 
-def rope(_: Any, q: Any, k: Any, *__: Any) -> tuple[str, Cost]:
+def rope(_: Any, q: Any, k: Any, *__: Any, **___: Any) -> tuple[str, Cost]:
     return "rope", costs.rope(q.shape[0], q.shape[1] + k.shape[1], q.shape[2])
 
 
